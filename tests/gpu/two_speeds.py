@@ -97,6 +97,12 @@ class Forward:
         """The small kernels as a graph."""
         self._few_graph.replay()
 
+    def launch_urgently(self) -> None:
+        """A small kernel on a stream of high priority."""
+        with torch.Stream(self.device, priority=-1):
+            self.launch(1)
+        torch.cuda.synchronize()
+
     def copy(self) -> None:
         """A copy to the host, on the current stream."""
         self.pinned.copy_(self._few, non_blocking=True)
@@ -136,7 +142,8 @@ def cases(forward: Forward) -> dict[str, tuple[Callable[[], object], Callable[[]
         "used": (nothing, forward.alone),
         "kernels on another stream": (once(some), forward.alone),
         "a copy on another stream": (once(forward.copy), forward.alone),
-        "kernels of high priority": (launch_as_alone, forward.alone),
+        "a kernel of high priority": (forward.launch_urgently, forward.alone),
+        "kernels on 40 streams": (launch_as_alone, forward.alone),
         "each step a wait beside it": (nothing, forward.beside(nothing)),
         "each step kernels beside it": (nothing, forward.beside(some)),
         "the forward after these": (forward.beside(some), forward.alone),
