@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 MODES = ("req_to_token", "real_kv_used", "real_kv_unused_cache", "real_kv_post_forward")
 SOAK_STEPS, GROWTH_BYTES = sized((100_000, 20e6), (25_000, 10e6))
-PERTURBED_STEPS = sized(1200, 500)
+CLEAN_STEPS, PERTURBED_STEPS = sized((1200, 1200), (600, 500))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,8 +43,8 @@ def test_soak_has_no_false_alarm_and_no_leak() -> None:
 
 
 def test_clean_demo() -> None:
-    found = summary(run("demo", "--steps", "1200", "--seed", "1", "--json"))
-    assert found["steps"] == 1200
+    found = summary(run("demo", "--steps", str(CLEAN_STEPS), "--seed", "1", "--json"))
+    assert found["steps"] == CLEAN_STEPS
     for name in ("requests_finished", "tokens", "prefix_hit_tokens", "evictions", "preemptions", "aborts"):
         assert found[name] > 0, name
     assert found["slots_verified"] > 0
