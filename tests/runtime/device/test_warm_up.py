@@ -8,7 +8,7 @@ import pytest
 
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.runtime import canary
-from canary_obs.runtime.device import warm_up
+from canary_obs.runtime.device import bandwidth, warm_up
 from canary_obs.runtime.device.warm_up import expected_compilation
 
 knobs = pytest.importorskip("triton").knobs
@@ -40,6 +40,7 @@ def test_attaching_asks_no_hook(make_rig, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", refuse)
     monkeypatch.setattr(canary, "measure_bandwidth", noting(canary.measure_bandwidth))
+    monkeypatch.setattr(bandwidth, "_CPU_SLOTS", 1)  # interpreted, each takes 15 ms
     monkeypatch.setattr(warm_up, "verify_rows", noting(warm_up.verify_rows))
     monkeypatch.setattr(warm_up, "_BATCHES", ((1, 1),))
     monkeypatch.setattr(ReferenceAdapter, "attach", noting(ReferenceAdapter.attach))
