@@ -89,9 +89,9 @@ def test_a_reuse_check_of_the_first_group_only(make_rig, unchecked: Report, monk
     rig = make_rig(model="swa", idle_sweep=False, patrol_budget="off")
     compare = forward.compare_slots
 
-    def first_only(*arguments: object) -> None:
+    def first_only(*arguments: object, **options: bool) -> None:
         if arguments[1] is rig.canary.state.groups[0].buffers:
-            compare(*arguments)  # type: ignore[arg-type]
+            compare(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(forward, "compare_slots", first_only)
     started = time.monotonic()
@@ -111,9 +111,9 @@ def test_half_of_the_slots_are_not_compared(make_rig, monkeypatch) -> None:
     compare = forward.compare_slots
     left_out: list[int] = []
 
-    def half(backend: object, buffers: object, plan: object, slots, phase: object) -> None:
+    def half(backend: object, buffers: object, plan: object, slots, phase: object, **options: bool) -> None:
         left_out.append(slots.shape[0] - slots.shape[0] // 2)
-        compare(backend, buffers, plan, slots[: slots.shape[0] // 2], phase)
+        compare(backend, buffers, plan, slots[: slots.shape[0] // 2], phase, **options)
 
     monkeypatch.setattr(forward, "compare_slots", half)
     rig.run(5)
@@ -126,9 +126,9 @@ def test_prefix_bytes_that_are_not_compared(make_rig, unchecked: Report, monkeyp
     rig.run(30)
     compare = forward.compare_slots
 
-    def at_the_head(*arguments: object) -> None:
+    def at_the_head(*arguments: object, **options: bool) -> None:
         if arguments[-1] is layout.Phase.HEAD:
-            compare(*arguments)  # type: ignore[arg-type]
+            compare(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(forward, "compare_slots", at_the_head)
     started = time.monotonic()
