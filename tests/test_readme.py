@@ -101,11 +101,18 @@ def test_the_cost_table_holds_what_was_measured() -> None:
     slot_bytes = pool.layers * len(pool.parts) * pool.heads * pool.head_bytes
     kernels, cpu = result("kernels_h200.json"), result("cpu_compiled.json")
     by_work = {row["work"]: row for row in kernels["rows"]}
+    alone = ("decode", "decode"), ("single", "decode"), ("single", "prefill")
     measured = [
         [RECORD_BYTES, 100 * RECORD_BYTES / slot_bytes, 8],  # "... of an 8B model's KV"
         vllm_ratios("decode"),
         vllm_ratios("prefill"),
-        throughputs("h100_vllm_033_load_8b_v2.json", "decode", "single", "mixed"),
+        [
+            *(
+                result(f"h200_vllm_033_gpu_v2_{file}.json")[part]["throughput_ratio_median_pair"]
+                for file, part in alone
+            ),
+            *throughputs("h200_vllm_033_load_8b_v2.json", "mixed"),
+        ],
         loads("h200_load_small_v2.json", "decode"),
         loads("h200_sglang_8b.json", "decode", "prefill", "mixed"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -48,9 +48,9 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
         vllm = _start(Path(folder), settings, load)
         check_protected(runtime_of(vllm.worker))
         written = fill_pool(vllm, load, _FILLS)
-        print(json.dumps({"engine": vllm.description(), "tokens_before": written}), file=out, flush=True)
         engine = LoadedVllm(vllm=vllm, clocks=_clocks(vllm, kernels_apart=settings["kernels_apart"]))
-        for line in _requests(vllm, lines):
+        answer: dict[str, Any] = {"engine": vllm.description(), "tokens_before": written}
+        while (line := _exchange(vllm, answer, lines, out)) is not None:
             name, seed = json.loads(line)
             if name == "flips":
                 answer = _flips(vllm, load, seed)
@@ -58,7 +58,6 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
                 answer = _report(vllm)
             else:
                 answer = run_workload(name, engine, load, seed)
-            print(json.dumps(answer), file=out, flush=True)
         vllm.shutdown()
 
 
@@ -72,15 +71,20 @@ def check_protected(canary: object) -> None:
         )
 
 
-def _requests(vllm: InProcessVllm, lines: Iterator[str]) -> Iterator[str]:
+def _exchange(vllm: InProcessVllm, answer: dict[str, Any], lines: Iterator[str], out: TextIO) -> str | None:
+    """Give an answer, and wait for the next request; None = there are no more.
+
+    The next engine begins with the answer: nothing that this one launched may run then, or after.
+    """
     canary = runtime_of(vllm.worker)
-    while True:
-        with nullcontext() if canary is None else attached_adapter(vllm.worker).paused():
-            line = next(lines, None)
-        if line is None:
-            return
+    with nullcontext() if canary is None else attached_adapter(vllm.worker).paused():
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(json.dumps(answer), file=out, flush=True)
+        line = next(lines, None)
+    if line is not None:
         launch_as_alone()
-        yield line
+    return line
 
 
 def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessVllm:

@@ -82,11 +82,14 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     monkeypatch.setattr(vllm_load_engine, "attached_adapter", lambda _: SimpleNamespace(paused=paused))
     monkeypatch.setattr(vllm_load_engine, "launch_as_alone", lambda: happened.append("as alone"))
     engine: Any = SimpleNamespace(worker=None)
-    for line in vllm_load_engine._requests(engine, lines()):
-        happened.append(line)  # noqa: PERF402 - between what else is appended
-    held = ["paused", "waits", "goes on"] if protected else ["waits"]
+    answers: Any = SimpleNamespace(write=happened.append, flush=lambda: None)
+    requests = lines()
+    for number in range(3):
+        line = vllm_load_engine._exchange(engine, {"answer": number}, requests, answers)
+        happened.append(str(line))
+    before, after = (["paused"], ["goes on"]) if protected else ([], [])
     assert happened == [
-        *held, "as alone", "a",
-        *held, "as alone", "b",
-        *(["paused", "goes on"] if protected else []),
+        *before, '{"answer": 0}', "\n", "waits", *after, "as alone", "a",
+        *before, '{"answer": 1}', "\n", "waits", *after, "as alone", "b",
+        *before, '{"answer": 2}', "\n", *after, "None",
     ]  # fmt: skip
