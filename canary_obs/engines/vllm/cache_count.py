@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import repeat
+from itertools import compress
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_fault
@@ -15,6 +18,8 @@ _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
 COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
 _MOST_CHANGES = 1 << 12  # that are counted together
+_MANY_CHANGES = 32  # with fewer, a call of NumPy takes longer than they do
+_FIRST_BLOCKS = 1 << 10
 
 
 class BlockCounts(NamedTuple):
@@ -32,12 +37,12 @@ class MapCount:
     def __init__(self, patches: MethodPatches | None = None) -> None:
         """`patches` wrap one map's methods; None = those of the class are wrapped."""
         self.patches = patches
-        # Plain dicts: a long prompt displaces hundreds of blocks within one step.
-        self._keys: dict[int, int] = {}  # by block
+        self._keys = np.zeros(_FIRST_BLOCKS, dtype=np.int32)  # by block
         self._unfilled: dict[int, int] = {}  # by block, where its only key stands for a part of it
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
         self._short: dict[int, Counter[int]] = {}  # blocks, by the room that they have
+        self._groups: int | None = None  # of the pool, which `all_counts` is given; None = not yet
         # What `all_counts` has returned last; None = something has changed since, as do `changes`.
         self.reported: tuple[BlockCounts, ...] | None = None
         # Keys that the map has gained, with their blocks, or dropped, with ~block: in order, not counted yet.
@@ -50,38 +55,47 @@ class MapCount:
             return
         changes, self.changes, self.reported = self.changes, [], None
         keys, blocks = zip(*changes, strict=True)
-        groups = list(map(_group_reader(), keys))
-        # As a rule a prompt drops what it displaces, and then takes its own blocks.
-        first = sum(map((0).__gt__, blocks))
-        dropped, added = [~block for block in blocks[:first]], dict.fromkeys(blocks[first:], 1)
-        if self._unfilled or min(blocks[first:], default=0) < 0 or len({*dropped}) < len(dropped):
+        # A pool of one group has no other in its keys: to read each of a long prompt's takes a tenth of a ms.
+        groups = [0] * len(keys) if self._groups == 1 else list(map(_group_reader(), keys))
+        highest = max(max(blocks), ~min(blocks))
+        if highest >= self._keys.size:
+            self._keys = np.concatenate((self._keys, np.zeros(highest + 1, dtype=np.int32)))
+        if len(blocks) < _MANY_CHANGES or self._unfilled:
             self._one_by_one(groups, blocks)
             return
-        left = list(map(self._keys.pop, dropped, repeat(0)))
-        self._keys.update((block, count - 1) for block, count in zip(dropped, left, strict=True) if count > 1)
-        gone = Counter([group for group, count in zip(groups, left, strict=False) if count < 2])
-        for group, count in gone.items():
-            self._cached[group] = self._cached.get(group, 0) - count
-            self._removed[group] = self._removed.get(group, 0) + count
-        if len(added) < len(blocks) - first or not self._keys.keys().isdisjoint(added):
-            self._one_by_one(groups[first:], blocks[first:])
+        # As a rule a prompt drops what it displaces, and then takes its own blocks.
+        numbers = np.array(blocks, dtype=np.int64)
+        first = int(np.count_nonzero(numbers < 0))
+        dropped, added = ~numbers[:first], numbers[first:]
+        if (numbers[first:] < 0).any() or _repeats(dropped) or _repeats(added):
+            self._one_by_one(groups, blocks)
             return
-        self._keys.update(added)
-        for group, count in Counter(groups[first:]).items():
-            self._cached[group] = self._cached.get(group, 0) + count
+        left = self._keys[dropped]
+        self._keys[dropped] = np.maximum(left - 1, 0)
+        self._count(groups[:first], left <= 1, -1)
+        taken = self._keys[added]
+        self._keys[added] = taken + 1
+        self._count(groups[first:], taken == 0, 1)
+
+    def _count(self, groups: Sequence[int], which: NDArray[np.bool_], by: int) -> None:
+        """Count those of `which` in the group at their place, as gained or left (`by` 1, -1)."""
+        for group, count in Counter(compress(groups, which.tolist())).items():
+            self._cached[group] = self._cached.get(group, 0) + by * count
+            if by < 0:
+                self._removed[group] = self._removed.get(group, 0) + count
 
     def _one_by_one(self, groups: Sequence[int], blocks: Sequence[int]) -> None:
         keys_of, counts, removed = self._keys, self._cached, self._removed
         for group, block in zip(groups, blocks, strict=True):
             if block >= 0:
-                keys = keys_of.get(block, 0)
+                keys = int(keys_of[block])
                 keys_of[block] = keys + 1
                 if not keys:
                     counts[group] = counts.get(group, 0) + 1
                 continue
-            keys = keys_of.pop(~block, 0)
+            keys = int(keys_of[~block])
+            keys_of[~block] = max(keys - 1, 0)
             if keys > 1:
-                keys_of[~block] = keys - 1
                 continue
             counts[group] = counts.get(group, 0) - 1
             removed[group] = removed.get(group, 0) + 1
@@ -91,7 +105,7 @@ class MapCount:
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
         self.settle()
-        if self._keys.get(block) == 1:
+        if block < self._keys.size and self._keys[block] == 1:
             self.reported = None
             self._leave_room(group, block, room)
 
@@ -109,7 +123,8 @@ class MapCount:
         self.reported = None
         for group, cached in self._cached.items():
             self._removed[group] = self._removed.get(group, 0) + cached
-        for counted in (self._keys, self._unfilled, self._cached, self._short):
+        self._keys[:] = 0
+        for counted in (self._unfilled, self._cached, self._short):
             counted.clear()
 
     def counts(self, group: int) -> BlockCounts:
@@ -120,11 +135,16 @@ class MapCount:
         return BlockCounts(self._cached.get(group, 0), self._removed.get(group, 0), room)
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
-        """Of the first `groups` groups: the same object until one of them changes."""
+        """Of the first `groups` groups, of which the pool has no more: the same object until one changes."""
+        self._groups = groups
         self.settle()
         if self.reported is None or len(self.reported) != groups:
             self.reported = tuple([self.counts(group) for group in range(groups)])
         return self.reported
+
+
+def _repeats(blocks: NDArray[np.int64]) -> bool:
+    return np.unique(blocks).size < blocks.size
 
 
 def count_of(held: Any) -> MapCount:

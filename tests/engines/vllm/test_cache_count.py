@@ -63,10 +63,13 @@ def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("most", [1, 3, 1 << 12])
+@pytest.mark.parametrize("many", [1, 32])
 def test_blocks_that_are_counted_together_are_counted_as_one_by_one(
-    held: Map, monkeypatch: pytest.MonkeyPatch, most: int
+    held: Map, monkeypatch: pytest.MonkeyPatch, most: int, many: int
 ) -> None:
     monkeypatch.setattr(cache_count, "_MOST_CHANGES", most)
+    monkeypatch.setattr(cache_count, "_MANY_CHANGES", many)
+    monkeypatch.setattr(cache_count, "_FIRST_BLOCKS", 2)
     generator, count, left = Random(1), cache_count.count_of(held), [0, 0]
     for step in range(400):
         number = generator.randrange(20)
@@ -97,6 +100,15 @@ def test_a_prompt_displaces_blocks_and_takes_some_of_them(held: Map, keys: str) 
         held.insert(f"c{number}-{number % 2}", block(number))
     kept = len(keys) > 1
     assert count.all_counts(2) == tuple((20, 0, ()) if kept else (10, 15, ()) for _ in range(2))
+
+
+def test_a_pool_of_one_group_does_not_read_its_keys(held: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = cache_count.count_of(held)
+    assert count.all_counts(1) == ((0, 0, ()),)
+    monkeypatch.setattr(cache_count, "_group_reader", lambda: pytest.fail)
+    for number in range(40):
+        held.insert(f"a{number}-0", block(number))
+    assert count.all_counts(1) == ((40, 0, ()),)
 
 
 def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:

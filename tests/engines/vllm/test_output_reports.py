@@ -42,7 +42,7 @@ def act(scheduler: Any, name: str, number: int) -> Any:
     if name == "publish":
         count.changes.append((0, block))
     elif name == "evict" and count.counts(0).cached:
-        count.changes.append((0, ~min(count._keys)))
+        count.changes.append((0, ~int(count._keys.argmax())))
         pending_events.record(pool, block)
     elif name == "fill":
         count.fill(0, block, 1)
