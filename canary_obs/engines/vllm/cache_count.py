@@ -67,15 +67,15 @@ class MapCount:
         numbers = np.array(blocks, dtype=np.int64)
         first = int(np.count_nonzero(numbers < 0))
         dropped, added = ~numbers[:first], numbers[first:]
-        if (numbers[first:] < 0).any() or _repeats(dropped) or _repeats(added):
+        if min(blocks[first:], default=0) < 0 or len({*blocks}) < len(blocks):
             self._one_by_one(groups, blocks)
             return
         left = self._keys[dropped]
         self._keys[dropped] = np.maximum(left - 1, 0)
         self._count(groups[:first], left <= 1, -1)
-        taken = self._keys[added]
-        self._keys[added] = taken + 1
-        self._count(groups[first:], taken == 0, 1)
+        before = self._keys[added]
+        self._keys[added] = before + 1
+        self._count(groups[first:], before == 0, 1)
 
     def _count(self, groups: Sequence[int], which: NDArray[np.bool_], by: int) -> None:
         """Count those of `which` in the group at their place, as gained or left (`by` 1, -1)."""
@@ -141,10 +141,6 @@ class MapCount:
         if self.reported is None or len(self.reported) != groups:
             self.reported = tuple([self.counts(group) for group in range(groups)])
         return self.reported
-
-
-def _repeats(blocks: NDArray[np.int64]) -> bool:
-    return np.unique(blocks).size < blocks.size
 
 
 def count_of(held: Any) -> MapCount:
