@@ -29,9 +29,9 @@ class GroupBuffers:
     clock: Tensor  # int64 [1]; step << TICK_BITS | tick, stamped into violation rows; shared by all groups
     # int64 [1 + chunks, 2], from allocate_sums: sums that the write's programs publish; None = they do not.
     sums: Tensor | None = None
-    # int64 [2, SHARED_SLOTS, SHARE_WORDS], from allocate_shares: where the programs that read one slot sum it
-    # up, of a forward's comparison and completion; None = one program reads a slot.
-    shares: Tensor | None = None
+    # Two int64 [SHARED_SLOTS, SHARE_WORDS], from allocate_shares: where the programs that read one slot sum
+    # it up, of a forward's comparison and completion; None = one program reads a slot.
+    shares: tuple[Tensor, ...] | None = None
     cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     # By operation: arguments already checked, kernels ready to launch.
 
@@ -54,9 +54,9 @@ def allocate_buffers(num_slots: int, clock: Tensor, lane_rows: int = DEFAULT_LAN
     )
 
 
-def allocate_shares(device: torch.device) -> Tensor:
+def allocate_shares(device: torch.device) -> tuple[Tensor, ...]:
     """Zeroed scratch of one group: no two of its forwards are compared, or completed, at once."""
-    return torch.zeros((2, SHARED_SLOTS, SHARE_WORDS), dtype=torch.int64, device=device)
+    return torch.zeros((2, SHARED_SLOTS, SHARE_WORDS), dtype=torch.int64, device=device).unbind()
 
 
 def allocate_sums(device: torch.device) -> Tensor:
