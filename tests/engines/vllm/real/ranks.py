@@ -21,6 +21,7 @@ from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.changed_words import change_words, held
 from tests.engines.vllm.real.prefill import spawned_on_v2
 from tests.engines.vllm.real.rig import DEFAULTS, Rig
+from tests.engines.vllm.storm.legs import ON_GPU
 
 RANKS = 2
 _ARRIVALS = "kv_canary_tests_arrivals"  # of a rank's canary
@@ -39,7 +40,9 @@ class RanksRig(Rig):
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
             for name, value in spawned_on_v2().items():
                 patch.setenv(name, value)
-            self.llm = LLM(model=str(model), **(DEFAULTS | {"tensor_parallel_size": RANKS} | engine))
+            on_device = ON_GPU if torch.cuda.is_available() else {}
+            ranks = {"tensor_parallel_size": RANKS}
+            self.llm = LLM(model=str(model), **(DEFAULTS | on_device | ranks | engine))
         envs.disable_envs_cache()
         self.core = self.llm.llm_engine.engine_core.engine_core
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from canary_obs.engines.vllm.worker import attach_to_worker, detach_from_worker, runtime_of
 from canary_obs.records import Violation
 from canary_obs.runtime.device.byte_address import locate_byte
@@ -45,12 +47,10 @@ class ShardedRig(RanksRig):
 
     def __init__(self, model: Path, interleave: int = 1, **engine: Any) -> None:
         self.interleave = interleave
+        if not torch.cuda.is_available():
+            engine["worker_extension_cls"] = "tests.engines.vllm.real.sharded_attention.OfWorkers"
         super().__init__(
-            model,
-            decode_context_parallel_size=2,
-            cp_kv_cache_interleave_size=interleave,
-            worker_extension_cls="tests.engines.vllm.real.sharded_attention.OfWorkers",
-            **engine,
+            model, decode_context_parallel_size=2, cp_kv_cache_interleave_size=interleave, **engine
         )
 
     def without_canary(self, act: Callable[[], Any]) -> Any:
@@ -73,7 +73,7 @@ class ShardedRig(RanksRig):
         return [{Finding(*one) for one in found} for found in self.of_ranks(new_findings)]
 
     def flip(self, rank: int, slot: int) -> None:
-        """One bit of the keys of the second layer, in a slot of this rank."""
+        """One bit of the last layer, in a slot of this rank."""
         self.of_ranks(flip, rank, slot)
 
 
@@ -131,4 +131,4 @@ def flip(worker: Any, rank: int, slot: int) -> None:
     """On one rank alone."""
     if worker.rank == rank:
         (group,) = canary_of(worker).state.groups
-        locate_byte(group.view.sources[2], slot, 5).flip(4)
+        locate_byte(group.view.sources[-1], slot, 5).flip(4)

@@ -1,4 +1,7 @@
-"""Two ranks share each request's tokens (decode context parallelism), with a stand-in for attention."""
+"""Two ranks share each request's tokens (decode context parallelism): on CPUs with a stand-in for attention.
+
+Where there are two GPUs, with vLLM's own: `python3 -m pytest tests/engines/vllm/real/test_sharded.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.vocabulary import Phase, Reason
 from tests.engines.vllm.real.rig import prompts
@@ -20,9 +24,19 @@ ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_num_batched_tokens
 ASKED = prompts(10, shared=100, groups=3)
 
 
-@pytest.fixture(scope="module", params=sized([1, 16], [16]))
+# Each rank holds all of a latent row, so that ranks may share its tokens; vLLM's attention on CPUs cannot.
+MODELS = {"": "llama_one_head"} | ({"latent-": "deepseek"} if torch.cuda.is_available() else {})
+CASES = [
+    pytest.param((model, interleave), id=f"{name}{interleave}")
+    for name, model in MODELS.items()
+    for interleave in sized([1, 16], [16])
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def rig(models: Any, request: Any) -> Iterator[ShardedRig]:
-    made = ShardedRig(models("llama_one_head"), request.param, **ENGINE)
+    name, interleave = request.param
+    made = ShardedRig(models(name), interleave, **ENGINE)
     yield made
     made.close()
 
