@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.real.rig import DEFAULTS, prompts
+from tests.engines.vllm.real.rig import DEFAULTS, fork_processes, prompts, start_quickly
 
 
 def give_room_to_later_stages(worker: Any) -> None:
@@ -31,6 +31,8 @@ def main(model: str, result: Path, engine: dict[str, Any]) -> None:
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     from vllm import LLM, SamplingParams
 
+    start_quickly()
+    fork_processes()
     llm = LLM(model=model, **(DEFAULTS | engine))
     llm.collective_rpc(give_room_to_later_stages)
     sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

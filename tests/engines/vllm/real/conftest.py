@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
+elif not torch.cuda.is_available():
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # small functions are compiled in any case, for seconds
 
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",

@@ -144,8 +144,10 @@ class _Engine:
     def __init__(self, model: str, tensor_parallel: int, connector: str, given: dict[str, Any]) -> None:
         from vllm import LLM
 
-        from tests.engines.vllm.real.rig import DEFAULTS
+        from tests.engines.vllm.real.rig import DEFAULTS, fork_processes, start_quickly
 
+        start_quickly()
+        fork_processes()
         own = settings("kv_producer", 90, tensor_parallel, connector)
         if connector == MOONCAKE:
             own["worker_extension_cls"] = f"{ACCELERATOR}.OfWorkers"

@@ -20,7 +20,7 @@ from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.changed_words import change_words, held
 from tests.engines.vllm.real.prefill import spawned_on_v2
-from tests.engines.vllm.real.rig import DEFAULTS, Rig
+from tests.engines.vllm.real.rig import DEFAULTS, Rig, start_quickly
 from tests.engines.vllm.storm.legs import ON_GPU
 
 RANKS = 2
@@ -34,6 +34,7 @@ class RanksRig(Rig):
     def __init__(self, model: Path, **engine: Any) -> None:
         from vllm import LLM, envs
 
+        start_quickly()
         envs.disable_envs_cache()  # of an engine that this process has had
         with pytest.MonkeyPatch.context() as patch:  # other engines of this process have one rank
             cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(RANKS))

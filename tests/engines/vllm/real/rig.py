@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ class Rig:
     def __init__(self, model: Path, **engine: Any) -> None:
         from vllm import LLM
 
+        start_quickly()
         # vLLM collects garbage eight times as it starts, each time through all that importing it has made.
         if not gc.get_freeze_count():
             gc.collect()
@@ -235,6 +237,40 @@ def keep_asynchronous(patch: Callable[..., None] = setattr) -> None:
         config.scheduler_config.async_scheduling = wanted
 
     patch(CpuPlatform, "check_and_update_config", staticmethod(check_and_update_config))
+
+
+def start_quickly() -> None:
+    """On a CPU: once, and here, what vLLM does for each engine, or in a process that imports it for that."""
+    if torch.cuda.is_available():
+        return
+    from vllm.model_executor.models import registry
+    from vllm.triton_utils import dispatcher
+
+    registry._run_in_subprocess = lambda inspect: inspect()  # the class of a kind of model
+    if not hasattr(dispatcher, "kv_canary_register"):
+        dispatcher.kv_canary_register = register = dispatcher.register_kernels
+
+        def register_kernels(overrides: dict[str, Any]) -> None:
+            if new := {name: how for name, how in overrides.items() if name not in dispatcher._registry}:
+                register(new)  # goes through all modules
+
+        dispatcher.register_kernels = register_kernels
+
+
+def fork_processes() -> None:
+    """On CPUs vLLM spawns its processes, each of which imports all of it: from now on they are forked.
+
+    On GPUs it forks them as well, where it can. test_pod.py has spawned ones.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(config: Any) -> None:
+        check(config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
 
 
 def prompts(count: int, *, seed: int = 0, shared: int = 200, groups: int = 4) -> list[list[int]]:

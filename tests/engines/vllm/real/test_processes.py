@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from canary_obs.config import ServiceConfig
+from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.rank_table import MISSING_SECONDS
 from canary_obs.records import EngineMessage, Goodbye
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
+from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.server import Process, wait_until
 from tests.unchecked import Report
 
@@ -59,9 +61,7 @@ def start(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, s
     ranks = engine.get("pipeline_parallel_size", 1) * engine.get("tensor_parallel_size", 1)
     binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(ranks))
     environment = canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
-    # What a single unprotected rank answers does not depend on how many processes it has: one starts sooner.
-    alone = ranks == 1 and canary["KV_CANARY_MODE"] == "none"
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if alone else "1"
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
     return Process(
         [*command, str(model), str(result), json.dumps(engine)], environment, result.with_suffix(".log")
@@ -77,6 +77,21 @@ def answers(model: Path, result: Path, engine: dict[str, Any], canary: dict[str,
     return json.loads(result.read_text())
 
 
+def alone(model: Path) -> list[list[list[int]]]:
+    """What an unprotected rank in this process answers to what `answers` asks."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()  # once per process, before another mode is set
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KV_CANARY_MODE", "none")
+        rig = Rig(model)
+        try:
+            assert runtime_of(rig.worker) is None
+            return [rig.generate(asked) for asked in (prompts(12), prompts(12)[::-1])]
+        finally:
+            rig.close()
+
+
 @pytest.fixture(scope="module")
 def unprotected(models: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("unprotected")
@@ -85,7 +100,9 @@ def unprotected(models: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of(case: str) -> Any:
         # Stages compute what one process computes, bit for bit; shards add up in another order.
         key = "shards" if case == "shards" else "one"
-        if key not in known:
+        if key not in known and key == "one":
+            known[key] = alone(models("llama"))
+        elif key not in known:
             known[key] = answers(models("llama"), folder / key, CASES[key], {"KV_CANARY_MODE": "none"})
         return known[key]
 
