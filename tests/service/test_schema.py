@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
+from pathlib import Path
 
-from canary_obs.config import ServiceConfig
+import pytest
+
 from canary_obs.hub.hub import Hub
-from canary_obs.records import Violations
 from canary_obs.service.app import create_app
 from canary_obs.service.route_policy import TokenScope
 from tests.service.api_cases import Api, answers_to, never_done, write_tokens
-from tests.service.conftest import FakeRank
-from tests.service.fakes import violation
 
 CASES = 80  # with each scope; `make fuzz` asks 5000 times, and .ci/nightly does so with fresh seeds
 
@@ -31,19 +27,12 @@ def test_every_answer_to_a_scope_is_described(api, scope):
     assert never_done(api, scope, answers) == []
 
 
-# Without tokens the document has neither scopes nor the responses 401, 403 and 429.
-HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0, orders_per_minute=100_000))
-RANK = FakeRank(HUB, sends_hello=False)
-RANK.send(Violations(identity=RANK.identity, rows=(violation(3),)))
-APP = create_app(HUB)
-APP.state.context.event_stream.close()  # streams of events end at once
-schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "127.0.0.1"})
-
-
-@schema.parametrize()
-@settings(max_examples=5, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_responses_conform_to_the_schema(case):
-    case.call_and_validate(headers={"Host": "127.0.0.1"})
+def test_responses_conform_to_the_schema():
+    """Cases are made as they are collected, which takes seconds: here, and not with all other tests."""
+    own = str(Path(__file__).with_name("schema_cases.py"))
+    options = "-q --noconftest -p no:xdist -p no:cacheprovider -o timeout=0"  # the limit is this test's
+    ended = pytest.main([*options.split(), own])
+    assert ended is pytest.ExitCode.OK
 
 
 def test_every_route_documents_its_problems():
