@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from canary_kernels.forward_start import HostColumns
 
+FEW_TOKENS = 16  # of a request: one, or with what was drafted; a forward of more hardly repeats
+
 
 @dataclass(slots=True, kw_only=True)
 class ForwardLaunches:
@@ -17,7 +19,9 @@ class ForwardLaunches:
     """
 
     host: HostColumns
-    stage: Callable[[int], None]  # fills the row of the ring for the forward of this number
+    # Fills the row of the ring for the forward of this number. What it returns, if not None, fills the rest
+    # of it, and is called once the forward was launched: then `host` is taken once more.
+    stage: Callable[[int], Callable[[], None] | None]
     before_write: Callable[[], None] | None = None  # after `host` was taken, before bytes are compared
     head: Callable[[], None] | None = None  # before identities are written
     # Set by the adapter for each forward, cleared as `head` is launched: it launches what was left out.

@@ -21,6 +21,10 @@ class Observer(Protocol):
     its checks are done, `before_write`, `forward_launched`, `after_forward`.
     """
 
+    @property
+    def step(self) -> int:
+        """Forwards that have begun here."""
+
     overhead: dict[str, float]  # host seconds by hook; an adapter adds its own time to "adapter"
 
     def before_forward(self, step: StepView) -> None:
@@ -76,8 +80,9 @@ class Observer(Protocol):
     def requests_changed(self, shown: ChangedRequests) -> None:
         """Requests began, ended, were preempted, or got blocks, since the forward before.
 
-        Call before the forward that follows, and not where nothing has changed. From these changes it is
-        known who has read a slot that is found to be damaged; without them it is said not to be known.
+        Call before the forward that follows, or, with `shown.step`, once it was launched; and not where
+        nothing has changed. From these changes it is known who has read a slot that is found to be damaged;
+        without them it is said not to be known.
         """
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:

@@ -79,4 +79,5 @@ class ChangedRequests:
     late: bool = False  # blocks of requests that go on may be held since the changes before these
     stored: Mapping[str, KeyedBlocks] = field(default_factory=dict)  # a lower tier has copies of these
     loaded: Mapping[str, KeyedBlocks] = field(default_factory=dict)  # copies from there are in these
+    step: int | None = None  # of the observer, when they came about; None = they are shown at once
     rewrites: bool = False  # a slot may be written more than once by one request, as with drafted tokens

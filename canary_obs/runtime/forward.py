@@ -18,7 +18,7 @@ from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
-from canary_obs.engine_api.launches import ForwardLaunches
+from canary_obs.engine_api.launches import FEW_TOKENS, ForwardLaunches
 from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.replays import Launch, Repeated, Replays
 from canary_obs.runtime.device.state import FORWARD_TICKS, DeviceState, Group
@@ -28,7 +28,6 @@ from canary_obs.runtime.health import Health
 from canary_obs.runtime.launch_account import LaunchAccount
 from canary_obs.runtime.shown_groups import Shown, groups_of
 
-_FEW_TOKENS = 16  # of a request: one, or with what was drafted
 Batches = Sequence[tuple[Group, RowBatch]]
 Inject = Callable[[StepView, int], None]
 
@@ -53,6 +52,7 @@ class ForwardChecks:
         changing = self._prefix or any(group.layers.num_layers for group in state.groups)
         self.replays = None if changing else Replays(state.clock.device)
         self._replay: Launch | None = None  # due with the tail: it is the head's launches, too
+        self._rest: Callable[[], None] | None = None  # of the columns of the forward under way
 
     def start(self) -> None:
         """Begin: what the engine has scheduled so far is not compared."""
@@ -66,7 +66,7 @@ class ForwardChecks:
         self._account.begin(view.groups)
         state, shown = self._state, self._show(view)
         if view.launches is not None:
-            view.launches.stage(step)
+            self._rest = view.launches.stage(step)
         if inject is not None:
             state.tick(step)
             self._start(view, 0)
@@ -93,9 +93,13 @@ class ForwardChecks:
                 state.clock_is_set()
                 self.replays.replayed += 1
                 return
-        state.set_clock()
-        if inject is None:
-            self._start(view, 0)
+        if follows and inject is None:
+            self._start(view, FORWARD_TICKS)
+            state.clock_is_set()
+        else:
+            state.set_clock()
+            if inject is None:
+                self._start(view, 0)
         for group, slots in shown.groups:
             if self._reuse:
                 given = group.backend, group.buffers, group.plan, slots, layout.Phase.HEAD
@@ -135,6 +139,10 @@ class ForwardChecks:
         Of batches that repeat, this is left to `tail`, which launches all of it as one; see `launch_head`.
         """
         self._owing, self._replay, launches = view, None, view.launches
+        if self._rest is not None and launches is not None:
+            rest, self._rest = self._rest, None
+            rest()
+            start_forward(self._state.backend, self._state.clock, 0, launches.host, view.rows.shape[0])
         if view is not self._batched:  # a batch that repeats is shown as the same view
             self._batched, self._last_batches = (
                 view,
@@ -222,7 +230,7 @@ class ForwardChecks:
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
-        self._batches, self._owing = (), None
+        self._batches, self._owing, self._rest = (), None, None
         self._compared = self._scheduled() or 0
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
@@ -240,7 +248,7 @@ def may_repeat(view: StepView) -> bool:
     What is kept, and waits for its capture, is of such forwards alone.
     """
     requests, tokens = view.rows.shape[0], view.input_ids.shape[0]
-    return tokens <= _FEW_TOKENS * requests and (tokens == requests or tokens % requests == 0)
+    return tokens <= FEW_TOKENS * requests and (tokens == requests or tokens % requests == 0)
 
 
 def launch_checks(batches: Batches, launches: ForwardLaunches | None) -> None:

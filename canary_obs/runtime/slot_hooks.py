@@ -51,7 +51,8 @@ class SlotHooks:
     def requests_changed(self, shown: ChangedRequests) -> None:
         """Follow which requests hold which blocks."""
         run, faults = self._hook_run, self._hook_faults
-        if run.armed and not faults.guard(ObserverPart.TAINT, self.taint.follow, shown, run.step):
+        step = run.step if shown.step is None else shown.step
+        if run.armed and not faults.guard(ObserverPart.TAINT, self.taint.follow, shown, step):
             self.taint.tracker.lost(None)
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:

@@ -180,7 +180,13 @@ PARTS = (
     *mutants(
         "canary_obs/engines/vllm/cached_blocks.py",
         ("            group.total += more\n", "", _TAKEN),
-        ("np.unique(np.array(events, dtype=np.int64))", "np.array(events, dtype=np.int64)", _LATER),
+        ("np.array([*{*events}], dtype=np.int64)", "np.array(events, dtype=np.int64)", _LATER),
+        (
+            "        if type(counts) is Later:\n            self.due = True\n",
+            "",
+            "tests/engines/vllm/test_cached_blocks.py::"
+            "test_counts_that_come_later_are_asked_for_once[once the forward was launched]",
+        ),
         ("in self._states)\n            self._clock += len(events)\n", "in self._states)\n", _LATER),
     ),
 )
@@ -207,6 +213,21 @@ BLOCKS = mutants(
         "self.changes, [], None\n",
         "self.changes, [], self.reported\n",
         _MAP + "test_what_a_map_holds_at_first_is_counted",
+    ),
+    (
+        "        self.reported = None  # not known yet\n",
+        "",
+        _MAP + "test_counts_that_are_still_to_be_computed_are_not_those_before",
+    ),
+    (
+        "            self._later.get()\n        if not self.changes",
+        "            pass\n        if not self.changes",
+        _MAP + "test_counts_of_a_prompt_are_those_of_its_output[by the next]",
+    ),
+    (
+        "                self.changes = now\n",
+        "                pass\n",
+        _MAP + "test_counts_of_a_prompt_are_those_of_its_output[after more]",
     ),
     (
         "min(blocks[first:], default=0) < 0 or ",

@@ -67,6 +67,38 @@ PROMPTS = mutants(
     ),
 )
 
+_LATE = "tests/engines/vllm/test_request_changes.py::test_changes_are_shown_once_the_forward_was_launched"
+LATE = (
+    *mutants(
+        "canary_obs/engines/vllm/request_changes.py",
+        (
+            "if self.requests.due is not None:  # of a step",
+            "if False:  # of a step",
+            _LATE + "[the next output]",
+        ),
+        ("observer, observer.step)", "observer, None)", _LATE + "[a finding]"),
+        (
+            " and self.inputs_persist and not self.connector.followed:",
+            ":",
+            "tests/engines/vllm/test_request_changes.py::"
+            "test_changes_that_something_else_precedes_are_shown_at_once[a connector follows it]",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/adapter.py",
+        ("        if requests.due is not None:\n", "        if False:\n", _LATE + "[the end of the step]"),
+    ),
+    *mutants(
+        "canary_obs/runtime/slot_hooks.py",
+        (
+            "run.step if shown.step is None else shown.step",
+            "run.step",
+            "tests/runtime/test_slot_hooks.py::"
+            "test_requests_changed_after_the_forward_that_they_are_shown_with[8-8]",
+        ),
+    ),
+)
+
 INPUTS = mutants(
     "canary_obs/engines/toolkit/device_digests.py",
     (
@@ -264,5 +296,5 @@ SCHEDULER = (
 
 ALL = (
     *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *CHAINS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE,
-    *BLOCKS, *STEADY, *SCHEDULER, *PROMPTS,
+    *BLOCKS, *STEADY, *SCHEDULER, *PROMPTS, *LATE,
 )  # fmt: skip

@@ -58,7 +58,7 @@ ALL = (
         ("last.view is not view or last.parts is not shown", "last.parts is not shown", _TURNS),
         ("last.view is not view or last.parts is not self._batches", "last.launch is None", _TURNS),
         (" and (tokens == requests or tokens % requests == 0)", "", _MAY),
-        ("tokens <= _FEW_TOKENS * requests and ", "", _MAY),
+        ("tokens <= FEW_TOKENS * requests and ", "", _MAY),
         ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
         (
             "                runs[layout.Phase.HEAD] += 1\n",

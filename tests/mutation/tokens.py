@@ -12,6 +12,8 @@ _ANY_ORDER = _CHAINS + "test_chains_are_those_of_the_tokens_known"
 _DECODING = _CHAINS + "test_chains_of_decoding_requests"
 _WENT_ON = _CHAINS + "test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone"
 _OUTPUTS = _CHAINS + "test_an_output_that_does_not_go_on_by_one_token_of_each"
+_BEFORE = _CHAINS + "test_chains_of_prompts_are_computed_before_what_follows"
+_REST = "tests/runtime/test_replays.py::test_what_a_scheduler_says_later_is_compared"
 _COLUMNS = "tests/engines/toolkit/test_known_tokens.py::"
 _OWED = "tests/runtime/test_known_tokens.py::"
 
@@ -94,7 +96,7 @@ ALL = (
         ),
         ("return self._state[0].tolist(),", "return (self._state[0] - 1).tolist(),", _DECODING),
         (
-            "one_each = output.total_num_scheduled_tokens == len(scheduled) and ",
+            "one_each = total == count and ",
             "one_each = ",
             _OUTPUTS + "[tokens]",
         ),
@@ -106,7 +108,36 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/vllm/token_chains.py",
+        ("        if self._later is not None:\n            self.settle()\n", "", _BEFORE + "[an output]"),
+        ("        self.settle()\n        if requests:\n", "        if requests:\n", _BEFORE + "[an end]"),
+    ),
+    *mutants(
+        "canary_obs/engines/toolkit/later.py",
+        (
+            "compute, self._compute = self._compute, None",
+            "compute = self._compute",
+            _CHAINS + "test_chains_of_prompts_are_computed_when_they_are_asked_for",
+        ),
+        ("return _same, (self.get(),)", "return _same, (None,)", _BEFORE + "[a copy for another process]"),
+    ),
+    *mutants(
+        "canary_obs/runtime/forward.py",
+        ("            rest()\n", "", _REST),
+        (
+            "start_forward(self._state.backend, self._state.clock, 0, launches.host, view.rows.shape[0])\n"
+            "        if view is not",
+            "pass\n        if view is not",
+            _REST,
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/toolkit/known_tokens.py",
+        (
+            "        self._given = None  # the rows were taken",
+            "        pass  # the rows were taken",
+            _COLUMNS + "test_what_is_computed_later_is_unknown_until_the_forward_was_launched",
+        ),
         (
             "np.array([known.get(request, -1) for request in requests], dtype=np.intp)",
             "np.arange(len(requests))",

@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from canary_kernels import layout
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.runtime.device import replays
 from canary_obs.runtime.forward import may_repeat
 from canary_obs.vocabulary import State
@@ -188,6 +190,29 @@ def test_a_clock_that_is_not_where_a_replay_expects_it_is_set(how: str) -> None:
     assert not engine.found()["faults"]
     engine.canary.check_everything()
     assert engine.canary.state.counters[0].sum() >= 0
+    engine.close()
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_a_scheduler_says_later_is_compared(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    """Of forwards that are launched one by one, and of those that are replayed."""
+    engine = Steady(2, launches=True)
+    assert engine.known is not None
+    note, asked = engine.known.note, list[int]()
+
+    def noted(names: Any, sent: Any) -> None:
+        sent[1] ^= wrong if len(asked) > 2 else 0
+        note(names, Later(lambda: asked.append(1) or sent))  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(engine.known, "note", noted)
+    kept = repeat(engine, 3)
+    steps = len(asked)
+    assert kept.replayed >= 6
+    engine.canary.counter_reader.drain(engine.canary.step, 1.0)
+    counters = engine.canary.state.counters
+    assert int(counters[layout.COUNT_TOKENS_COMPARED]) == 2 * steps
+    assert int(counters[layout.COUNT_TOKENS_LEFT_OUT]) == 0
+    assert (engine.canary.verdict()[0] is State.VIOLATED) is bool(wrong)
     engine.close()
 
 

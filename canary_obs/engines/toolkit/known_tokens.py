@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,10 @@ from canary_kernels.forward_start import RING_ROWS, HostColumns, start_forward
 from canary_kernels.forward_start.columns import address_of
 from canary_kernels.layout import TICK_BITS
 from canary_obs.engine_api.launches import ForwardLaunches
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.runtime.device.backend import choose_backend
+
+Chains = NDArray[np.int64]  # [2, n]: tokens known of each request, and the chain over them; -1 = unknown
 
 
 class KnownColumns(NamedTuple):
@@ -40,12 +44,16 @@ class KnownTokens:
         self._backend = choose_backend("auto", device)
         self._clock, self._forwards = torch.zeros(1, dtype=torch.int64, device=device), 0
         self._sent_of: list[str] = []  # the requests that `_sent` is of
-        self._sent: NDArray[np.int64] | None = None
+        self._sent: Chains | None = None
+        self._later: Later[Chains] | None = None  # then there is nothing in `_sent` yet
         self._order = _Order([], [])  # of the last batch
 
-    def note(self, scheduled: Iterable[str], sent: NDArray[np.int64] | None) -> None:
+    def note(self, scheduled: Iterable[str], sent: Chains | Later[Chains] | None) -> None:
         """The next forward's requests; `sent` of them, in this order, is int64 [2, n]; None = nothing was."""
-        self._sent = sent
+        if type(sent) is Later:
+            self._sent, self._later = None, sent
+        else:
+            self._sent, self._later = sent, None
         if sent is not None:
             self._sent_of = list(scheduled)
 
@@ -73,26 +81,39 @@ class KnownTokens:
     def fill(self) -> None:
         """Fill the columns now: what the adapter launches next reads them."""
         self._forwards += 1
-        self.stage(self._forwards)
+        if (rest := self.stage(self._forwards)) is not None:
+            rest()
         start_forward(self._backend, self._clock, 1 << TICK_BITS, self._host, len(self._requests))
 
-    def stage(self, step: int) -> None:
-        """Write the columns of forward number `step` where the device takes them from."""
+    def stage(self, step: int) -> Callable[[], None] | None:
+        """Write the columns of forward number `step` where the device takes them from.
+
+        What it returns writes what is known later, as in ForwardLaunches.
+        """
         requests, count = self._requests, len(self._requests)
         address, values = self._ring[step % RING_ROWS]
         address[0] = 0 if self._given is None else address_of(self._given)
-        if self._sent is None or not self._sent_of:
+        sent, later = self._sent, None
+        if self._later is not None:
+            later = partial(self._stage_later, self._later, step)
+        if sent is None or not self._sent_of:
             values[0, :count] = -1
         else:
             order = self._order
             if order.requests != requests or order.sent != self._sent_of:
                 order = self._order = _Order(requests, self._sent_of)
             if order.same:
-                values[:, :count] = self._sent
+                values[:, :count] = sent
             else:
-                np.take(self._sent, order.places, axis=1, out=values[:, :count], mode="clip")
+                np.take(sent, order.places, axis=1, out=values[:, :count], mode="clip")
             if order.unknown is not None:  # the scheduler said nothing of these
                 values[0, order.unknown] = -1
+        return later
+
+    def _stage_later(self, later: Later[Chains], step: int) -> None:
+        self._sent, self._later = later.get(), None
+        self._given = None  # the rows were taken as the forward began
+        self.stage(step)
 
 
 class _Order:

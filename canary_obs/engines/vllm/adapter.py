@@ -185,10 +185,6 @@ class VllmAdapter(FollowsRequests):
         """By the tensors in attention's metadata; drafting, which has tables of its own, is left out."""
         return self._attention.counts
 
-    def requests_scheduled(self) -> int:
-        """By the scheduler outputs that reached the worker."""
-        return self._forwards.requests
-
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""
         output = self._last_output if self._hooks is None else self._hooks.last_output
@@ -259,7 +255,7 @@ class VllmAdapter(FollowsRequests):
         else:
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
-            self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+            self._show_changes(output, self._block_changes.loads.loaded_from, observer)
             self._scales.follow(events, observer)
             self._steady.followed(output)
         if self.connector.followed:
@@ -267,9 +263,11 @@ class VllmAdapter(FollowsRequests):
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""
+        requests, changes, loads = self.requests, self._block_changes, self._block_changes.loads
+        if requests.due is not None:
+            requests.settle()
         if self.cached_blocks.due:
-            self.cached_blocks.settle()
-        changes, loads = self._block_changes, self._block_changes.loads
+            self.cached_blocks.catch_up()
         if changes.written or loads.landing or loads.failed:  # as a rule nothing is
             changes.end_step(observer)
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_fault
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
-COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
+# Of SchedulerOutput: BlockCounts by vLLM's group number, or Later of them, in the process that made it.
+COUNTS_ATTRIBUTE = "kv_canary_cached_counts"
 COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
 _MOST_CHANGES = 1 << 12  # that are counted together
 _MANY_CHANGES = 32  # with fewer, a call of NumPy takes longer than they do
@@ -48,9 +50,32 @@ class MapCount:
         # Keys that the map has gained, with their blocks, or dropped, with ~block: in order, not counted yet.
         # The wrappers of its methods add to it themselves: a long prompt displaces hundreds of blocks.
         self.changes: list[tuple[Any, int]] = []
+        self._later: Later[tuple[BlockCounts, ...]] | None = None  # of changes before those
+
+    def later_counts(self, groups: int, scheduler: Any) -> Later[tuple[BlockCounts, ...]]:
+        """`all_counts` as of now, computed when it is asked for; None = that failed, which was logged."""
+
+        def compute() -> tuple[BlockCounts, ...] | None:
+            self._later, now, self.changes = None, self.changes, changes
+            try:
+                return self.all_counts(groups)
+            except Exception as error:  # noqa: BLE001 - vLLM's scheduler, or its worker, must go on
+                log_fault(scheduler, send_counts.__name__, error)
+                return None
+            finally:
+                self.changes = now
+
+        if self._later is not None:
+            self._later.get()
+        changes, self.changes = self.changes, []
+        self.reported = None  # not known yet
+        self._later = Later(compute)
+        return self._later
 
     def settle(self) -> None:
         """Count the changes so far: when somebody asks, or there are many."""
+        if self._later is not None:
+            self._later.get()
         if not self.changes:
             return
         changes, self.changes, self.reported = self.changes, [], None
@@ -185,7 +210,10 @@ def send_counts(scheduler: Any, output: Any) -> None:
     manager = scheduler.kv_cache_manager
     held = manager.block_pool.cached_block_hash_to_block
     count = held.__dict__.get(COUNT) or count_of(held)
-    output.__dict__[COUNTS_ATTRIBUTE] = count.all_counts(len(manager.kv_cache_config.kv_cache_groups))
+    groups = len(manager.kv_cache_config.kv_cache_groups)
+    many = len(count.changes) >= _MANY_CHANGES
+    found = count.later_counts(groups, scheduler) if many else count.all_counts(groups)
+    output.__dict__[COUNTS_ATTRIBUTE] = found
 
 
 def carry_over(before: Any, now: Any) -> None:

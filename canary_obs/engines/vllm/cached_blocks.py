@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.engines.vllm.group_blocks import NEVER, Blocks, BlockWalk, GroupBlocks
 from canary_obs.engines.vllm.pool_events import (
@@ -29,6 +30,7 @@ from canary_obs.errors import UnsupportedEngine
 _PENDING = 128  # events that are applied together: as many as 64 requests' new blocks bring in a full pool
 _MOST_PENDING = 1 << 16  # of outputs without a forward
 _SINGLE = frozenset({int, Published})
+_Counts = Sequence[BlockCounts]
 
 
 class CachedBlocks(PrefixCache):
@@ -60,30 +62,41 @@ class CachedBlocks(PrefixCache):
         self._locked = locked
         self._clock = 0  # events applied
         self._pending: list[BlockEvent] = []  # not applied yet: when somebody asks, or there are many
-        self.due = False  # there are many
+        self.due = False  # there are many, or the counts are to be computed
         self._unreported = False
         self._complete = empty  # every cached block is known
         none = BlockCounts(0, 0)
         # By vLLM's group number, from the last output; None = unknown.
-        self._counts: Sequence[BlockCounts] | None = [none] * (max(self._names) + 1) if empty else None
+        self._counts: _Counts | Later[_Counts] | None = [none] * (max(self._names) + 1) if empty else None
 
-    def apply(self, events: Iterable[BlockEvent] | None, counts: Sequence[BlockCounts] | None = None) -> None:
+    def apply(
+        self, events: Iterable[BlockEvent] | None, counts: _Counts | Later[_Counts] | None = None
+    ) -> None:
         """Apply the events of one scheduler output, before the forward that it schedules.
 
         None = the output has no events attribute, so the cache is unknown from now on. `counts`: what the
         pool's map held after these events, by vLLM's group number.
         """
         self._counts = counts
+        if type(counts) is Later:
+            self.due = True
         self._unreported |= events is None
         if events:
             self._pending += events
-            self.due = len(self._pending) >= _PENDING
+            self.due = self.due or len(self._pending) >= _PENDING
             if len(self._pending) >= _MOST_PENDING:
                 self.settle()
 
-    def settle(self) -> None:
-        """Apply the events so far: when they are `due`, best after the launch of a forward, or asked for."""
+    def catch_up(self) -> None:
+        """Do what is `due`: best after the launch of a forward."""
         self.due = False
+        if type(self._counts) is Later:
+            self._counts = self._counts.get()
+        if len(self._pending) >= _PENDING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Apply the events so far: when there are many, or somebody asks."""
         pending, self._pending = self._pending, []
         if _SINGLE.issuperset(map(type, pending)):  # while requests decode, all are
             self._follow(cast("list[Published | int]", pending))
@@ -92,7 +105,7 @@ class CachedBlocks(PrefixCache):
             events: list[Any] = list(run)
             if kind is int:
                 self._clock += len(events)
-                self._evict(np.unique(np.array(events, dtype=np.int64)))  # each is counted once
+                self._evict(np.array([*{*events}], dtype=np.int64))  # each is counted once
             elif kind is Published:
                 self._follow(events)
             else:
@@ -179,10 +192,13 @@ class CachedBlocks(PrefixCache):
 
     def count(self, group: str) -> CachedCount | None:
         """What the pool's map held when the last output was made; None = its scheduler does not report."""
-        if self._counts is None:
+        counts = self._counts
+        if type(counts) is Later:
+            counts = self._counts = counts.get()
+        if counts is None:
             return None
         number = next(number for number, names in self._names.items() if group in names)
-        cached, removed, room = self._counts[number] if number >= 0 else BlockCounts(0, 0)
+        cached, removed, room = counts[number] if number >= 0 else BlockCounts(0, 0)
         size, tokens = self._groups[group].block_size, self._groups[group].slot_tokens
         # A slot that stands for several tokens is filled with the last of them.
         unfilled = 0 if group in self._states else sum(-(-left // tokens) * n for left, n in room)

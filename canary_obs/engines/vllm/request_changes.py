@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -21,6 +22,7 @@ from canary_obs.engine_api.requests import (
     StoredIn,
 )
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
+from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.errors import KVCacheViolation
@@ -46,11 +48,27 @@ class RequestChanges:
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
         self._last: Any = None  # output with tokens before this one
+        self.due: Callable[[], None] | None = None  # the `report` of an output, after its forward's launch
         # Of an adapter that has no other: block lists by request, which `grow` adds to.
         self.lists: Mapping[str, Sequence[list[int]]] | None = None
 
-    def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
-        """Show the changes of an output, before the forward that it schedules.
+    def defer(self, output: Any, observer: Observer) -> None:
+        """`report` an output of which a connector loads nothing, when `settle` is called.
+
+        Nothing of it is needed for the forward, which waits for what precedes its launch.
+        """
+        self.due = partial(self.report, output, {}, observer, observer.step)
+
+    def settle(self) -> None:
+        """Show what is `due`."""
+        due, self.due = self.due, None
+        if due is not None:
+            due()
+
+    def report(
+        self, output: Any, loaded_from: Mapping[str, int], observer: Observer, step: int | None = None
+    ) -> None:
+        """Show the changes of an output, before the forward that it schedules, or with the `step` before it.
 
         `loaded_from`: by request, the first token that a connector loads or has loaded.
         """
@@ -66,7 +84,7 @@ class RequestChanges:
             if output.kv_cache_block_copies:
                 changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
             observer.requests_changed(
-                ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites)
+                ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites, step=step)
             )
         self.went_on(output)
 
@@ -180,11 +198,15 @@ class FollowsRequests(EngineAdapter):
 
     requests: RequestChanges
     connector: ConnectorReports
+    inputs_persist: bool
+    _forwards: ForwardCount
     completes_views = True  # by `complete_view`
 
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
         try:  # not by `guarded`: every step pays for each call
+            if self.requests.due is not None:  # of a step that failed
+                self.requests.settle()
             self._follow(output, observer)
         except KVCacheViolation:
             raise
@@ -195,6 +217,17 @@ class FollowsRequests(EngineAdapter):
     def _follow(self, output: Any, observer: Observer) -> None:
         """The same; may fail."""
 
+    def show_requests(self) -> None:
+        """What the step under way has changed."""
+        self.requests.settle()
+
+    def _show_changes(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
+        """Once the forward was launched, where nothing that precedes it follows them as well."""
+        if output.total_num_scheduled_tokens and self.inputs_persist and not self.connector.followed:
+            self.requests.defer(output, observer)
+        else:
+            self.requests.report(output, loaded_from, observer)
+
     def copies_stored_in(self) -> StoredIn | None:
         """Connectors of this worker that store blocks, also of a MultiConnector."""
         return self.connector.stored_in
@@ -202,6 +235,10 @@ class FollowsRequests(EngineAdapter):
     def block_tables(self) -> Mapping[str, BlockTable]:
         """Block lists by vLLM's group number; a draft's layers share those of the target's group."""
         return self.requests.tables
+
+    def requests_scheduled(self) -> int:
+        """By the scheduler outputs that reached the worker."""
+        return self._forwards.requests
 
     def tokens_emitted(self, request: str) -> int | None:
         """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,14 @@ from numpy.typing import NDArray
 
 from canary_kernels.checks import Backend
 from canary_kernels.digest import one_by_one
+from canary_obs.engine_api.launches import FEW_TOKENS
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains, token_array
+from canary_obs.engines.toolkit.later import Later
+from canary_obs.engines.vllm.scheduler_reports import log_fault
 from canary_obs.runtime.device.backend import choose_backend
 
-TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
+# Of SchedulerOutput: TokenChains.advance of its requests, or Later of it, in the process that made it.
+TOKENS_ATTRIBUTE = "kv_canary_tokens"
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
 _NONE = np.empty((2, 0), dtype=np.int64)  # of an output without tokens
 
@@ -101,6 +106,9 @@ class TokenChains:
         # First tokens of requests that wait for a load: of the last output, and of the one before.
         self._announced: dict[str, NDArray[np.int32]] = {}
         self._due: dict[str, NDArray[np.int32]] = {}
+        self._later: Later[NDArray[np.int64]] | None = (
+            None  # of the last output; all else lags behind until it is there
+        )
 
     def expect(self, request: str, tokens: NDArray[np.int32]) -> None:
         """A connector loads these first tokens of a request with the output that is being made.
@@ -111,6 +119,7 @@ class TokenChains:
 
     def forget(self, requests: Collection[str]) -> None:
         """These requests have ended."""
+        self.settle()
         if requests:
             self._leave_decoding()
             for request in requests:
@@ -126,6 +135,8 @@ class TokenChains:
         Up to the end of the forward that was just scheduled, or to the newest token that is known.
         `computed`: tokens of each before it, given only where the forward adds one to each.
         """
+        if self._later is not None:
+            self.settle()
         if self._due or self._announced:
             self._add_loaded()
         if not scheduled:  # while a request waits for its load, one output follows the other
@@ -138,10 +149,35 @@ class TokenChains:
             self._decoding = last
             if sent is not None:
                 return sent
-        self._leave_decoding()
-        names = list(scheduled)
-        found = [requests[name] for name in names]
-        return self._advance(names, found)
+        return self._prepare(requests, scheduled)()
+
+    def advance_later(
+        self, requests: Mapping[str, Any], scheduled: Mapping[str, int], failed: Callable[[Exception], None]
+    ) -> Later[NDArray[np.int64]]:
+        """`advance`, from the tokens of each request as they are counted now, when the result is asked for.
+
+        `failed` is called instead of raising; then nothing is known of this output.
+        """
+        self.settle()
+        if self._due or self._announced:
+            self._add_loaded()
+        prepared = self._prepare(requests, scheduled)
+
+        def compute() -> NDArray[np.int64] | None:
+            self._later = None
+            try:
+                return prepared()
+            except Exception as error:  # noqa: BLE001 - vLLM's scheduler, or its worker, must go on
+                failed(error)
+                return None
+
+        self._later = Later(compute)
+        return self._later
+
+    def settle(self) -> None:
+        """Compute what is still to be computed."""
+        if self._later is not None:
+            self._later.get()
 
     def _add_loaded(self) -> None:
         due, self._due, self._announced = self._due, self._announced, {}
@@ -150,10 +186,20 @@ class TokenChains:
             (chain,) = added_chains(np.array([ANCHOR]), tokens, *ends)
             self._known[name] = tokens.size, chain
 
-    def _advance(self, names: list[str], found: list[Any]) -> NDArray[np.int64]:
-        known, ids, starts = self._known, list[int](), list[int]()
+    def _prepare(
+        self, requests: Mapping[str, Any], scheduled: Mapping[str, int]
+    ) -> Callable[[], NDArray[np.int64]]:
+        self._leave_decoding()
+        names = list(scheduled)
+        found = [requests[name] for name in names]
         computed = [request.num_computed_tokens for request in found]
         lens = [min(count, request.num_tokens) for count, request in zip(computed, found, strict=True)]
+        return partial(self._advance, names, found, computed, lens)
+
+    def _advance(
+        self, names: list[str], found: list[Any], computed: list[int], lens: list[int]
+    ) -> NDArray[np.int64]:
+        known, ids, starts = self._known, list[int](), list[int]()
         before = np.empty(len(names), dtype=np.uint64)
         for place, (name, request) in enumerate(zip(names, found, strict=True)):
             stop = lens[place]
@@ -163,7 +209,8 @@ class TokenChains:
             if request.prompt_embeds is not None:  # its prompt has no tokens
                 count, stop = 0, -1
                 lens[place] = stop
-            ids += request.all_token_ids[count:stop] if stop > count else ()
+            if stop > count:
+                ids += _own_list(request)[count:stop]
             starts.append(min(count, max(stop, 0)))
         ends = np.array(lens, dtype=np.int64)
         chains = added_chains(before, token_array(ids), np.array(starts, dtype=np.int64), ends)
@@ -194,6 +241,12 @@ def send_tokens(scheduler: Any, output: Any) -> None:
     if output.finished_req_ids:
         chains.forget(output.finished_req_ids)
     scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-    one_each = output.total_num_scheduled_tokens == len(scheduled) and cached.req_ids == list(scheduled)
+    total, count = output.total_num_scheduled_tokens, len(scheduled)
+    if total > FEW_TOKENS * count:  # a prompt, as a rule
+        failed = partial(log_fault, scheduler, send_tokens.__name__)
+        later = chains.advance_later(scheduler.requests, scheduled, failed)
+        output.__dict__[TOKENS_ATTRIBUTE] = later
+        return
+    one_each = total == count and cached.req_ids == list(scheduled)
     computed = cached.num_computed_tokens if one_each else None
     output.__dict__[TOKENS_ATTRIBUTE] = chains.advance(scheduler.requests, scheduled, computed)

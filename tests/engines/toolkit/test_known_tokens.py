@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from canary_kernels.forward_start import start_forward
+from canary_kernels.layout import TICK_BITS
 from canary_obs.engines.toolkit.known_tokens import KnownColumns, KnownTokens
+from canary_obs.engines.toolkit.later import Later
+from canary_obs.runtime.device.backend import choose_backend
 
 
 def filled(known: KnownTokens, requests: list[str]) -> KnownColumns:
@@ -50,3 +56,36 @@ def test_another_order_is_noticed() -> None:
         known.note(dict.fromkeys(sent, 1), np.array([[ord(name) for name in sent]] * 2, dtype=np.int64))
         wanted = [ord(name) if name in sent else -1 for name in batch]
         assert filled(known, list(batch)).lens.tolist() == wanted
+
+
+def later(asked: list[int]) -> Later[Any]:
+    return Later(lambda: asked.append(1) or TOLD)  # type: ignore[func-returns-value]
+
+
+def test_what_is_computed_later_is_unknown_until_the_forward_was_launched() -> None:
+    known, asked, clock = KnownTokens(4, torch.device("cpu")), list[int](), torch.zeros(1, dtype=torch.int64)
+    launches, given = known.launches(), torch.tensor([7, 8], dtype=torch.int32)
+    known.note({"a": 1, "b": 2, "c": 1}, later(asked))
+    known.begin(["c", "a"], given)
+    rest = launches.stage(3)
+    backend, columns = choose_backend("auto", torch.device("cpu")), known.columns(2)
+    start_forward(backend, clock, 3 << TICK_BITS, launches.host, 2)
+    assert (columns.lens.tolist(), asked, known.rows[:2].tolist()) == ([-1, -1], [], [7, 8])
+    given.zero_()  # the engine makes it anew
+    assert rest is not None
+    rest()
+    start_forward(backend, clock, 0, launches.host, 2)
+    assert (columns.lens.tolist(), columns.digests.tolist(), asked) == ([5, 3], [50, 30], [1])
+    assert known.rows[:2].tolist() == [7, 8]
+    known.note({"a": 1}, TOLD[:, :1])
+    known.begin(["a"])
+    assert launches.stage(4) is None
+
+
+def test_columns_that_are_needed_at_once_are_computed_at_once() -> None:
+    known, asked = KnownTokens(4, torch.device("cpu")), list[int]()
+    known.note({"a": 1, "b": 2, "c": 1}, later(asked))
+    assert filled(known, ["b", "c"]).lens.tolist() == [4, 5]
+    assert asked == [1]
+    known.note({"a": 1}, Later(lambda: None))
+    assert filled(known, ["a"]).lens.tolist() == [-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engine_api.views import CachedCount
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm import cache_count
 from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
@@ -100,6 +102,63 @@ def test_a_prompt_displaces_blocks_and_takes_some_of_them(held: Map, keys: str) 
         held.insert(f"c{number}-{number % 2}", block(number))
     kept = len(keys) > 1
     assert count.all_counts(2) == tuple((20, 0, ()) if kept else (10, 15, ()) for _ in range(2))
+
+
+@pytest.mark.parametrize("asked", ["in time", "after more", "by the next", "in another process"])
+def test_counts_of_a_prompt_are_those_of_its_output(held: Map, asked: str) -> None:
+    """Whenever they are asked for: at the latest with those of the next output."""
+    scheduler = scheduler_of(held)
+    assert sent_counts(scheduler) == ((0, 0, ()),)
+    for number in range(40):
+        held.insert(f"a{number}-0", block(number))
+    later = sent_counts(scheduler)
+    assert isinstance(later, Later)
+    if asked == "in another process":
+        assert pickle.loads(pickle.dumps(later)) == ((40, 0, ()),)
+    if asked == "in time":
+        assert later.get() == ((40, 0, ()),)
+    for number in range(3):
+        held.pop(f"a{number}-0", number)
+    if asked == "by the next":
+        assert sent_counts(scheduler) == ((37, 3, ()),)
+    assert later.get() == ((40, 0, ()),)
+    assert later.get() is later.get()
+    assert cache_count.count_of(held).all_counts(1) == ((37, 3, ()),)
+
+
+def test_counts_that_are_still_to_be_computed_are_not_those_before(held: Map) -> None:
+    scheduler, count = scheduler_of(held), cache_count.count_of(held)
+    assert sent_counts(scheduler) == ((0, 0, ()),)
+    for number in range(40):
+        held.insert(f"a{number}-0", block(number))
+    sent_counts(scheduler)
+    assert count.reported is None
+    for number in range(40, 80):
+        held.insert(f"a{number}-0", block(number))
+    assert sent_counts(scheduler).get() == ((80, 0, ()),)
+
+
+def test_counts_that_fail_are_unknown_and_reported(
+    held: Map, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, count = scheduler_of(held), cache_count.count_of(held)
+    count.changes += [("a-0", None)] * 40  # type: ignore[list-item]
+    assert sent_counts(scheduler).get() is None
+    assert "send_counts" in caplog.text
+    held.insert("a1-0", block(1))
+    assert sent_counts(scheduler) == ((1, 0, ()),)
+
+
+def scheduler_of(held: Map) -> Any:
+    pool = SimpleNamespace(cached_block_hash_to_block=held)
+    config = SimpleNamespace(kv_cache_groups=[None])
+    return SimpleNamespace(kv_cache_manager=SimpleNamespace(block_pool=pool, kv_cache_config=config))
+
+
+def sent_counts(scheduler: Any) -> Any:
+    output = SimpleNamespace()
+    cache_count.send_counts(scheduler, output)
+    return vars(output)[cache_count.COUNTS_ATTRIBUTE]
 
 
 def test_a_pool_of_one_group_does_not_read_its_keys(held: Map, monkeypatch: pytest.MonkeyPatch) -> None:

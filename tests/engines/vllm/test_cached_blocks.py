@@ -10,6 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm import group_blocks
 from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
@@ -31,6 +32,33 @@ def test_blocks_are_linked_to_the_block_before() -> None:
     blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 2)])
     first = [(12, 0, -1), (13, 1, 12), (14, 2, 13), (15, 3, 14)]
     assert held(blocks) == [*first, (28, 4, 15), (29, 5, 28)]
+
+
+@pytest.mark.parametrize("asked", ["once the forward was launched", "by a sweep"])
+def test_counts_that_come_later_are_asked_for_once(asked: str) -> None:
+    blocks, computed = mirror(), list[int]()
+    blocks.apply([Published(0, 3, 0, -1, 4)])
+    assert not blocks.due
+
+    def compute() -> list[BlockCounts]:
+        computed.append(1)
+        return [BlockCounts(1, 0)]
+
+    blocks.apply((), Later(compute))
+    assert (blocks.due, computed) == (True, [])
+    if asked == "once the forward was launched":
+        blocks.catch_up()
+        assert (blocks.due, computed) == (False, [1])
+        assert blocks._pending, "events wait until there are many"
+    for _ in range(2):
+        assert blocks.count("full") == CachedCount(slots=4, removed=0)
+    assert computed == [1]
+    blocks.apply((), Later(lambda: None))
+    blocks.apply([Published(0, number, 0, -1, 4) for number in range(4, 16)] * 11)
+    assert blocks.due
+    blocks.catch_up()
+    assert not blocks._pending
+    assert blocks.count("full") is None
 
 
 @given(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm import cache_count, heal_scheduler, output_reports, pending_events
 from canary_obs.engines.vllm.admissions import ADMITTED, Admitted
 from canary_obs.engines.vllm.cache_count import COUNT, MapCount
@@ -72,7 +73,8 @@ def attached(output: Any) -> dict[str, Any]:
     """What was attached to it, without the time that it took, and without arrays."""
     own = {name: value for name, value in vars(output).items() if name.startswith(("kv_canary", "healed"))}
     own.pop(SECONDS_ATTRIBUTE, None)
-    return own | {"kv_canary_tokens": own["kv_canary_tokens"].tolist()}
+    tokens = own["kv_canary_tokens"]
+    return own | {"kv_canary_tokens": (tokens.get() if isinstance(tokens, Later) else tokens).tolist()}
 
 
 @given(st.lists(st.sampled_from(ACTS), max_size=20))

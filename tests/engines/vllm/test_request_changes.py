@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from canary_obs.engine_api.requests import ChangedRequests
-from canary_obs.engines.vllm.request_changes import RequestChanges
+from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
 
 
 class Shown(list[ChangedRequests]):
+    step = 7
+
     def requests_changed(self, shown: ChangedRequests) -> None:
         self.append(shown)
 
@@ -63,6 +66,64 @@ def test_a_step_that_changes_nothing_shows_nothing(changes: RequestChanges) -> N
     assert (added.blocks.tolist(), added.first, added.joined) == ([1, 2], 0, 1)
     assert list(zip(*grown.grown["0"], strict=True)) == [("a", 3, 2, 8)]
     assert not grown.changed
+
+
+def test_what_is_deferred_is_shown_once_with_the_forward_before_it(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.defer(output(new("a", [1, 2], computed=4), scheduled={"a": 2}), shown)
+    assert not shown
+    shown.step = 8  # its forward has begun
+    changes.settle()
+    changes.settle()
+    (begun,) = shown
+    assert (begun.step, [change.request for change in begun.changed]) == (7, ["a"])
+    changes.report(output(cached=[("a", ([3],), 8, False)]), {}, shown)
+    assert shown[1].step is None
+    assert changes.due is None
+
+
+class Follower(FollowsRequests):
+    def __init__(
+        self, requests: RequestChanges, *, inputs_persist: bool = True, follows: bool = False
+    ) -> None:
+        self.requests, self.inputs_persist = requests, inputs_persist
+        self.connector: Any = SimpleNamespace(followed=follows)
+        self.cached_blocks: Any = SimpleNamespace(due=False)
+        loads = SimpleNamespace(landing=(), failed=())
+        self._block_changes: Any = SimpleNamespace(written=(), loads=loads)
+
+    def _follow(self, output: Any, observer: Any) -> None:
+        self._show_changes(output, {}, observer)
+
+
+Follower.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("by", ["the end of the step", "a finding", "the next output"])
+def test_changes_are_shown_once_the_forward_was_launched(changes: RequestChanges, by: str) -> None:
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    follower.follow_output(output(new("a", [1])), shown)
+    assert not shown
+    shown.step = 8
+    if by == "the end of the step":
+        VllmAdapter.end_step(follower, shown)  # type: ignore[arg-type]
+    elif by == "a finding":
+        follower.show_requests()
+    else:  # of a step that failed
+        follower.follow_output(output(cached=[("a", None, 6, False)], scheduled={"a": 1}), shown)
+    assert [(one.step, one.changed[0].request) for one in shown] == [(7, "a")]
+
+
+@pytest.mark.parametrize("why", ["the inputs change", "a connector follows it", "no forward"])
+def test_changes_that_something_else_precedes_are_shown_at_once(changes: RequestChanges, why: str) -> None:
+    given = {"inputs_persist": why != "the inputs change", "follows": why == "a connector follows it"}
+    follower, shown = Follower(changes, **given), Shown()  # type: ignore[abstract]
+    follower.follow_output(output(new("a", [1])), shown)
+    VllmAdapter.end_step(follower, shown)  # type: ignore[arg-type]
+    shown.clear()
+    scheduled = {} if why == "no forward" else {"b": 1}
+    follower.follow_output(output(finished=["a"], scheduled=scheduled), shown)
+    assert [one.step for one in shown] == [None]
 
 
 def test_an_output_that_gives_blocks_alone_shows_the_same(changes: RequestChanges) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -276,3 +277,72 @@ def test_what_was_said_of_a_load_is_not_believed_later(how: str) -> None:
     assert {name: count for name, (count, _) in chains._known.items()} == ({"a": known} if known else {})
     computed = 8 if how == "computed again" else 40
     assert told(chains, {"a": request(tokens, computed)}) == [expected(tokens, computed)]
+
+
+def prompts_sent(monkeypatch: pytest.MonkeyPatch, requests: dict[str, Running]) -> tuple[Any, list[int], Any]:
+    """An output that computes 40 tokens of each; how many tokens were read so far; and its scheduler."""
+    scheduler, read, tokens_of = SimpleNamespace(requests=requests), list[int](), token_chains.token_array
+
+    def token_array(ids: Any) -> Any:
+        read.append(len(ids))
+        return tokens_of(ids)
+
+    monkeypatch.setattr(token_chains, "token_array", token_array)
+    output = output_of(tuple(requests), [0] * len(requests), 40)
+    send_tokens(scheduler, output)
+    return output, read, scheduler
+
+
+def prompt(first: int) -> Running:
+    return Running(list(range(first, first + 60)), 40)
+
+
+def test_chains_of_prompts_are_computed_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = {"a": prompt(5), "b": prompt(9)}
+    output, read, scheduler = prompts_sent(monkeypatch, requests)
+    (sent, wanted) = output.__dict__[TOKENS_ATTRIBUTE], [one.expected() for one in requests.values()]
+    assert read == []
+    for one in requests.values():
+        one.num_computed_tokens = 60  # by the next output
+    assert pairs(sent.get()) == wanted
+    assert sent.get() is sent.get()
+    assert read == [80]
+    following = output_of(("a", "b"), [40, 40], 20)
+    send_tokens(scheduler, following)
+    assert pairs(following.__dict__[TOKENS_ATTRIBUTE].get()) == [one.expected() for one in requests.values()]
+    assert read == [80, 40]
+
+
+@pytest.mark.parametrize("by", ["an output", "an end", "a load", "a copy for another process"])
+def test_chains_of_prompts_are_computed_before_what_follows(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    requests = {"a": prompt(5), "b": prompt(9)}
+    output, read, scheduler = prompts_sent(monkeypatch, requests)
+    (sent, wanted) = output.__dict__[TOKENS_ATTRIBUTE], [one.expected() for one in requests.values()]
+    chains = token_chains.chains_of(scheduler)
+    if by == "an output":
+        send_tokens(scheduler, output_of(("a", "b"), [40, 40], 1))
+    elif by == "an end":
+        chains.forget({"a"})
+        requests["a"] = prompt(70)
+    elif by == "a load":
+        chains.expect("c", np.arange(3, dtype=np.int32))
+        chains.advance({}, {})
+    else:
+        arrived = pickle.loads(pickle.dumps(sent))
+        assert pairs(arrived) == wanted
+    assert read[:1] == [80]
+    assert pairs(sent.get()) == wanted
+
+
+def test_chains_of_prompts_that_fail_are_unknown_and_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = {"a": prompt(5)}
+    requests["a"].all_token_ids[7] = "seven"  # type: ignore[call-overload]
+    output, _, scheduler = prompts_sent(monkeypatch, requests)
+    assert output.__dict__[TOKENS_ATTRIBUTE].get() is None
+    assert "send_tokens" in caplog.text
+    requests["a"].all_token_ids[7] = 7
+    again = output_of(("a",), [0], 40)
+    send_tokens(scheduler, again)
+    assert pairs(again.__dict__[TOKENS_ATTRIBUTE].get()) == [requests["a"].expected()]

@@ -20,10 +20,11 @@ _OWN = tuple(each.__path__[0] for each in (canary_obs, canary_kernels))
 _HOOKS = {
     "attach_reports": "scheduler", "cache_full_blocks": "scheduler",
     "follow_output": "adapter", "_built": "adapter",
+    "catch_up": "later", "settle": "later",  # once a forward was launched
     "before_write": "head", "forward_launched": "head", "after_forward": "tail", "after_step": "between",
 }  # fmt: skip
 _REST = "around"  # wrappers of the engine's methods, apart from the hooks that they call
-HOOKS = ("scheduler", "adapter", "head", "tail", "between", _REST)
+HOOKS = ("scheduler", "adapter", "head", "later", "tail", "between", _REST)
 
 
 class HookCalls:

@@ -83,10 +83,15 @@ def ways(rig: Rig) -> dict[str, Callable[[], AbstractContextManager[None]]]:
         }  # fmt: skip
         return TokenChains().advance(then, scheduled)
 
+    @contextmanager
+    def advanced(by: Callable[..., Any]) -> Iterator[None]:
+        with replaced(chains, "advance", by), replaced(chains, "advance_later", by):
+            yield
+
     assert isinstance(chains, TokenChains)
     return {
-        "the scheduler does not send its tokens": lambda: replaced(chains, "advance", lambda *_: None),
-        "the scheduler's tokens are those of long ago": lambda: replaced(chains, "advance", of_long_ago),
+        "the scheduler does not send its tokens": lambda: advanced(lambda *_: None),
+        "the scheduler's tokens are those of long ago": lambda: advanced(of_long_ago),
         "a forward is not given the scheduler's tokens": lambda: replaced(known, "columns", nothing),
         "the tail does not verify": lambda: replaced(forward, "verify_rows", head_only),
     }
