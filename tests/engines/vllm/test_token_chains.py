@@ -332,6 +332,7 @@ def test_chains_of_prompts_are_computed_before_what_follows(monkeypatch: pytest.
         assert pairs(arrived) == wanted
     assert read[:1] == [80]
     assert pairs(sent.get()) == wanted
+    assert sum(read) == 80, "nothing is computed twice"
 
 
 def test_chains_of_prompts_that_fail_are_unknown_and_reported(
