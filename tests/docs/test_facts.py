@@ -185,5 +185,13 @@ def test_exemplars_are_in_open_metrics_only_and_lead_where_the_page_says() -> No
 
 def test_every_announcement_is_in_the_guide_to_adapters() -> None:
     named = set(re.findall(r"`observer\.(\w+)\(", text_of("docs/adapters.md")))
-    others = {"before_write", "forward_launched", "fault", "record_format", "records_of", "block_folds"}
+    others = {
+        "before_write",
+        "forward_launched",
+        "fault",
+        "record_format",
+        "records_of",
+        "block_folds",
+        "step",
+    }
     assert named | others == {name for name in vars(Observer) if not name.startswith("_")}
