@@ -93,7 +93,7 @@ class ForwardChecks:
                 state.clock_is_set()
                 self.replays.replayed += 1
                 return
-        if follows and inject is None:
+        if follows and inject is None and view.launches is not None:
             self._start(view, FORWARD_TICKS)
             state.clock_is_set()
         else:
