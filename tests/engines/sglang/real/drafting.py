@@ -1,7 +1,7 @@
 """What SGLang's drafts ask of a machine with CUDA: attention over trees in plain torch, small kernels.
 
-Those kernels are SGLang's own, of its Triton branch for XPUs, in Triton's interpreter: TRITON_INTERPRET=1
-must be set before Triton is imported.
+Those kernels are SGLang's own, of its Triton branch for XPUs, in plain Python or in Triton's interpreter:
+TRITON_INTERPRET=1 must be set before Triton is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.engines.sglang.real import stand_ins
+from tests.engines.sglang.real import plain_kernels, stand_ins
 
 _BRANCHING = (
     "sglang.kernels.ops.speculative.spec_tree", "sglang.kernels.ops.speculative.cache_locs",
@@ -48,6 +48,7 @@ def install() -> None:
 
     several: Any = MiMoV2MTP
     several.set_embed_and_head = _share
+    plain_kernels.install()
     stand_ins.attention()
     if not hasattr(native.forward_extend, "draws"):
         native.forward_extend = _verifying(native.forward_extend)
