@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,8 @@ from canary_obs.engine_api.observer import Observer
 
 def slots_of(blocks: Sequence[int], block_slots: int) -> Tensor:
     """int64 [len(blocks) * block_slots] on the CPU: all slots of these blocks."""
-    starts = torch.tensor(blocks, dtype=torch.int64) * block_slots
-    return (starts[:, None] + torch.arange(block_slots)).flatten()
+    starts = np.array(blocks, dtype=np.int64) * block_slots
+    return torch.from_numpy((starts[:, None] + np.arange(block_slots)).reshape(-1))
 
 
 def give_up(observer: Observer, group: str, slots: Tensor) -> None:

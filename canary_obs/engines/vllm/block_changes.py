@@ -17,6 +17,7 @@ from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
 from canary_obs.engines.vllm.states import StateBlocks
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+from canary_obs.runtime.device.uploads import uploaded
 
 
 class BlockChanges:
@@ -50,8 +51,7 @@ class BlockChanges:
         self.written = []  # of a step that failed: nobody knows what it has left
         for name, changes in self.states.follow(output).items():
             source, destination, left = (
-                torch.tensor(blocks, dtype=torch.int64).to(self._device, non_blocking=True)
-                for blocks in changes
+                uploaded(torch.tensor(blocks, dtype=torch.int64), self._device) for blocks in changes
             )
             if changes.sources:
                 observer.copied(name, source, destination)
@@ -93,4 +93,4 @@ class BlockChanges:
         return found
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
-        return slots_of(blocks, group.block_slots).to(self._device, non_blocking=True)
+        return uploaded(slots_of(blocks, group.block_slots), self._device)

@@ -21,6 +21,7 @@ from canary_obs.engines.vllm.loaded_blocks import (
 )
 from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
+from canary_obs.runtime.device.uploads import uploaded
 
 
 class _Expected(NamedTuple):
@@ -213,7 +214,7 @@ class ConnectorLoads:
         return missing
 
     def _slots_of(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
-        return slots_of(blocks, group.block_slots).to(self._device, non_blocking=True)
+        return uploaded(slots_of(blocks, group.block_slots), self._device)
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
         return min(first_token(load, self._sizes[load.group]) for load in loads if load.group in self._sizes)

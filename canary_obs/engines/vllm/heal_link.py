@@ -20,6 +20,7 @@ from canary_obs.healing.damage import damage_of
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.messages import DamageMessage, DamageOutbox
 from canary_obs.records import Violation
+from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.vocabulary import HealPolicy, Reason
 
 DAMAGE_ATTRIBUTE = "kv_canary_damage"  # of ModelRunnerOutput: a DamageMessage
@@ -109,8 +110,8 @@ class HealLink:
         for name, group in self._groups.items() if abandoned else ():
             blocks = [block for number, block in abandoned if number == group.number and block != NULL_BLOCK]
             if blocks and not group.states:
-                slots = slots_of(blocks, group.block_slots)
-                give_up(observer, name, slots.to(self._device, non_blocking=True))
+                slots = uploaded(slots_of(blocks, group.block_slots), self._device)
+                give_up(observer, name, slots)
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def results(*args: Any, **kwargs: Any) -> Any:
