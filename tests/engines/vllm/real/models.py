@@ -132,7 +132,7 @@ def _deepseek() -> Any:
     return DeepseekV2ForCausalLM(
         DeepseekV2Config(
             num_hidden_layers=2, num_key_value_heads=4, kv_lora_rank=512, q_lora_rank=None,
-            qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=64, first_k_dense_replace=2,
+            qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, first_k_dense_replace=2,
             n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=64, **small,
         )
     )  # fmt: skip

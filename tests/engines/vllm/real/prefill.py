@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 NIXL, MOONCAKE, MULTI = "NixlConnector", "MooncakeConnector", "MultiConnector"
 ACCELERATOR = "tests.engines.vllm.real.accelerator"
@@ -89,7 +90,7 @@ def let_nixl_wait() -> None:
 
 def spawned_on_v2() -> dict[str, str]:
     """The environment in which spawned ranks find the stand-in for Triton's driver, if V2 was chosen."""
-    if not is_v2():
+    if not is_v2() or torch.cuda.is_available():
         return {}
     # Inductor asks Triton's driver for more.
     return {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": os.pathsep.join((str(_SPAWNED), *sys.path))}

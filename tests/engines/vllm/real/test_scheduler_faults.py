@@ -8,6 +8,7 @@ import pytest
 
 from canary_obs.engines.vllm import admissions, block_events, cache_count, output_reports, pending_events
 from canary_obs.vocabulary import State
+from tests.engines.vllm.real.forwards import acknowledge
 from tests.engines.vllm.real.rig import prompts
 
 
@@ -20,8 +21,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "events": (block_events, "_cached_runs"),
     "hits": (pending_events, "note_hit"),
     "admissions": (admissions, "Admitted"),
-    "count": (cache_count, "_MOST_CHANGES"),  # which cannot be compared then
-    "settled": (cache_count.MapCount, "settle"),  # as counts are sent
+    "counts": (cache_count.MapCount, "settle"),  # as they are sent
 }
 
 
@@ -35,6 +35,11 @@ def test_vllm_goes_on_whatever_fails(
     assert rig.canary.verdict() == (State.OK, ())
     for owner, name in FAULTS.values():
         rig.fresh()
+        assert rig.generate(asked) == wanted
+        rig.settle()
+        acknowledge(rig)
+        rig.fresh()
+        assert rig.canary.verdict() == (State.OK, ()), f"what was planted before {name} is still seen"
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, fails)
             assert [rig.generate(asked) for _ in range(2)] == [wanted, wanted]

@@ -45,7 +45,13 @@ def test_answers_stay_and_nothing_is_found(rig: ShardedRig) -> None:
     def answers() -> list[list[list[int]]]:
         return [rig.generate(ASKED, 12), rig.generate(ASKED[::-1], 12)]
 
-    plain = rig.without_canary(answers)
+    def twice() -> list[list[list[list[int]]]]:
+        first = answers()
+        assert rig.llm.reset_prefix_cache()
+        return [first, answers()]
+
+    plain, again = rig.without_canary(twice)
+    assert again == plain, "vLLM alone answers differently"
     rig.new_findings()
     assert answers() == plain
     assert rig.new_findings() == [set(), set()]
