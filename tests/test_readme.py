@@ -21,7 +21,7 @@ from canary_obs.vocabulary import Reason
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tests/bench/results"
 README = (ROOT / "README.md").read_text("utf-8")
-PERFORMANCE = (ROOT / "docs/performance.md").read_text("utf-8")
+MEASUREMENTS = (ROOT / "docs/measurements.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 MOST_LINES = 136
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -129,7 +129,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
 
 def test_the_vllm_tables_hold_what_was_measured() -> None:
     table = rows(section((ROOT / "docs/vllm.md").read_text("utf-8"), "What it costs"))
-    history = rows(section(PERFORMANCE, "vLLM 0.26 on an H200"))
+    history = rows(section(MEASUREMENTS, "vLLM 0.26 on an H200"))
     for i, work in enumerate(("decode", "prefill", "fill")):
         v2, v1 = vllm_ratios(work)
         check_figures(" ".join(table[i][1:]), [v2, v1])
@@ -140,7 +140,7 @@ def test_the_vllm_tables_hold_what_was_measured() -> None:
 
 def test_the_latest_figures_of_the_reference_engine_are_those_of_the_result_files() -> None:
     step, pipeline, patrol = (result(f"h200_{name}.json") for name in ("step", "pipeline", "patrol"))
-    lines = section(PERFORMANCE, "The reference engine on an H200").splitlines()
+    lines = section(MEASUREMENTS, "The reference engine on an H200").splitlines()
     cells = {line.split("|")[1].strip(): line.strip("| ").split(" | ") for line in lines if "|" in line}
     ahead, waits = step["engine_runs_ahead"], step["engine_waits_each_step"]
     check_figures(cells["checks, engine ahead"][-2], [100 * ahead["checks_over_none"]])
@@ -159,7 +159,7 @@ def test_the_latest_figures_of_the_reference_engine_are_those_of_the_result_file
 def test_every_result_file_is_explained() -> None:
     for path in RESULTS.glob("*.json"):
         pattern = re.sub(r"_drafts_\w+", "_drafts_*", path.name)
-        assert path.name in PERFORMANCE or pattern in PERFORMANCE, path.name
+        assert path.name in MEASUREMENTS or pattern in MEASUREMENTS, path.name
 
 
 def test_version_and_addresses_agree() -> None:

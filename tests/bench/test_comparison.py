@@ -106,8 +106,8 @@ def test_a_file_that_holds_no_result_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_every_committed_result_names_its_commit_or_is_older_than_that_rule() -> None:
-    """Results since the rule name it themselves; docs/performance.md does it for the others."""
-    page = (COMMITTED.parents[2] / "docs" / "performance.md").read_text()
+    """Results since the rule name it themselves; docs/measurements.md does it for the others."""
+    page = (COMMITTED.parents[2] / "docs" / "measurements.md").read_text()
     documented = re.findall(r"`([\w*]+\.json)`", page)
     for path in sorted(COMMITTED.glob("*.json")):
         found = json.loads(path.read_text())

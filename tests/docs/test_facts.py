@@ -37,7 +37,7 @@ FOREIGN = {
     "NUMBA_CACHE_DIR", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_SERVER_DEV_MODE", "VLLM_USE_DEEP_GEMM",
     "VLLM_USE_FLASHINFER_SAMPLER", "XDG_RUNTIME_DIR",
 }  # fmt: skip
-# Documents say what is, not what was; docs/performance.md compares commits.
+# Documents say what is, not what was; docs/measurements.md compares commits.
 HISTORY = re.compile(r"\b(today|formerly|used to be|in earlier versions|was renamed|since version)\b", re.I)
 
 
