@@ -139,6 +139,16 @@ ALL = (
             _COLUMNS + "test_what_is_computed_later_is_unknown_until_the_forward_was_launched",
         ),
         (
+            "            self._sent, self._later = self._later.get(), None\n        self.stage",
+            "            pass\n        self.stage",
+            _COLUMNS + "test_columns_that_are_needed_at_once_are_computed_at_once",
+        ),
+        (
+            "        self.stage(self._forwards)\n",
+            "        self._given = None\n        self.stage(self._forwards)\n",
+            _COLUMNS + "test_rows_that_are_needed_at_once_are_taken_with_columns_that_were_to_come_later",
+        ),
+        (
             "np.array([known.get(request, -1) for request in requests], dtype=np.intp)",
             "np.arange(len(requests))",
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",

@@ -81,8 +81,9 @@ class KnownTokens:
     def fill(self) -> None:
         """Fill the columns now: what the adapter launches next reads them."""
         self._forwards += 1
-        if (rest := self.stage(self._forwards)) is not None:
-            rest()
+        if self._later is not None:
+            self._sent, self._later = self._later.get(), None
+        self.stage(self._forwards)
         start_forward(self._backend, self._clock, 1 << TICK_BITS, self._host, len(self._requests))
 
     def stage(self, step: int) -> Callable[[], None] | None:

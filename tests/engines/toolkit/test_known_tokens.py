@@ -82,6 +82,17 @@ def test_what_is_computed_later_is_unknown_until_the_forward_was_launched() -> N
     assert launches.stage(4) is None
 
 
+def test_rows_that_are_needed_at_once_are_taken_with_columns_that_were_to_come_later() -> None:
+    """Of V2 with drafts, whose checks precede the forward."""
+    known = KnownTokens(4, torch.device("cpu"))
+    for told, rows in ((later([]), [2, 0, 3]), (TOLD, [1, 2, 0]), (later([]), [3, 1, 2])):
+        known.note({"a": 1, "b": 2, "c": 1}, told)
+        known.begin(["a", "b", "c"], torch.tensor(rows))
+        known.fill()
+        assert known.rows[:3].tolist() == rows
+        assert known.columns(3).lens.tolist() == [3, 4, 5]
+
+
 def test_columns_that_are_needed_at_once_are_computed_at_once() -> None:
     known, asked = KnownTokens(4, torch.device("cpu")), list[int]()
     known.note({"a": 1, "b": 2, "c": 1}, later(asked))
