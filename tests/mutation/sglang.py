@@ -416,6 +416,14 @@ ALL = (
         ("batch.rids != names or ", "", _VIEWS + "test_a_forward_of_other_requests_is_no_view_of_these"),
     ),
     *mutants(
+        "canary_obs/engines/sglang/window_slots.py",
+        (
+            "slots.clamp(-1, self._last)",
+            "slots",
+            _VIEWS + "test_an_entry_that_leads_nowhere_is_shown_and_does_not_end_the_checks",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/step_hooks.py",
         (
             " and self._scheduler.is_fully_idle()",

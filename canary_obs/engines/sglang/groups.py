@@ -21,6 +21,7 @@ from canary_obs.engines.sglang.index_keys import INDEXER, has_index_keys, index_
 from canary_obs.engines.sglang.left_out import LeftOut, bytes_of
 from canary_obs.engines.sglang.physical_slots import PhysicalSlots, is_unified, physical_loc
 from canary_obs.engines.sglang.states import STATE, state_view
+from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
@@ -96,7 +97,7 @@ def _compressed(runner: Any) -> FoundGroups:
         windows = allocator.swa_attn_allocator
         held = int(windows.size) + int(windows.page_size)
         own = replace(own, num_slots=held, window=int(runner.sliding_window_size) + 1)
-        own_slots = allocator.full_to_swa_index_mapping
+        own_slots = WindowSlots(allocator.full_to_swa_index_mapping)
         found.append(SglangGroup(view=own, allocator=windows, own_slots=own_slots))
 
     add(SWA, deepseek_v4.WINDOWS, partial(deepseek_v4.window_sources, pool))
@@ -151,7 +152,7 @@ def _windowed(runner: Any, head: int) -> tuple[SglangGroup, ...]:
     if is_unified(pool):
         own = PhysicalSlots(allocator.full_attn_allocator), PhysicalSlots(allocator.swa_attn_allocator)
     else:
-        own = None, allocator.full_to_swa_index_mapping
+        own = None, WindowSlots(allocator.full_to_swa_index_mapping)
     return (
         SglangGroup(
             view=_view(runner, FULL, pool.full_kv_pool, full, head),
@@ -183,7 +184,7 @@ def draft_group(runner: Any, head: int = 0) -> SglangGroup:
         return SglangGroup(
             view=_view(runner, name, pool.swa_kv_pool, sorted(pool.layers_mapping), head, window),
             allocator=allocator.swa_attn_allocator,
-            own_slots=allocator.full_to_swa_index_mapping,
+            own_slots=WindowSlots(allocator.full_to_swa_index_mapping),
         )
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
     # With sliding windows in the target the table's slots are those of the full pool.

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from canary_obs.copy_records.draft_trees import own_slots
 from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.engines.sglang.groups import FULL, SWA, draft_name, has_windows
+from canary_obs.engines.sglang.window_slots import WindowSlots
 
 
 class TargetViews(Protocol):
@@ -54,7 +55,8 @@ class SeveralDrafts:
                 f"{len(batch.out_cache_loc)} tokens, the target {len(shown.rows)} by {len(shown.input_ids)}"
             )
         windowed = has_windows(runner.token_to_kv_pool)
-        own = runner.token_to_kv_pool_allocator.full_to_swa_index_mapping if windowed else None
+        allocator = runner.token_to_kv_pool_allocator
+        own = WindowSlots(allocator.full_to_swa_index_mapping) if windowed else None
         step = GroupStep(
             slot_table=shown.groups[SWA if windowed else FULL].slot_table,
             out_slots=own_slots(own, batch.out_cache_loc),

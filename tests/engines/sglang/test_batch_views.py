@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.physical_slots import PhysicalSlots
+from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_physical_slots import Allocator
 from tests.engines.sglang.test_request_chains import Request, chain
@@ -127,7 +129,7 @@ def test_a_window_group_is_shown_by_its_own_slots() -> None:
     own[21] = own[9] = 0
     given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
     given.out_cache_loc = torch.tensor([22, 9])
-    built = views(own)
+    built = views(WindowSlots(own))
     view = built.build(given, REQUESTS)
     step = view.groups["swa"]
     assert step.slot_table[2, :4].tolist() == [40, 0, 44, 46]
@@ -138,6 +140,21 @@ def test_a_window_group_is_shown_by_its_own_slots() -> None:
     assert built.build(given, REQUESTS).groups["swa"].slot_table is step.slot_table
     assert step.slot_table[2, 1] == 5
     assert step.slot_table.dtype == TABLE.dtype
+
+
+def test_an_entry_that_leads_nowhere_is_shown_and_does_not_end_the_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damaged = TABLE.clone()
+    damaged[2, 1], damaged[3, 0] = torch.iinfo(TABLE.dtype).max, -7
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", damaged)
+    own = torch.cat((torch.arange(41) * 2, torch.tensor([-1])))
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    given.out_cache_loc = torch.tensor([22, 1 << 40])
+    step = views(WindowSlots(own)).build(given, REQUESTS).groups["swa"]
+    assert step.slot_table[2, :4].tolist() == [40, -1, 44, 46]
+    assert step.slot_table[3, :4].tolist() == [-1, 62, 64, 66]
+    assert step.out_slots.tolist() == [44, -1]
 
 
 def test_slots_of_unified_memory() -> None:

@@ -100,7 +100,7 @@ def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[
                 pool = rig.runner.token_to_kv_pool
                 if group.view.name == "draft":
                     (pool,) = (runner.token_to_kv_pool for runner in draft_runners(rig.scheduler))
-                _flip_bit(pool, group.view.name, slot if own is None else int(own[slot]))
+                _flip_bit(pool, group.view.name, slot if own is None else int(own[torch.tensor(slot)]))
         return send(req, *more, **named)
 
     rig.scheduler.send_kv_chunk = send_kv_chunk
