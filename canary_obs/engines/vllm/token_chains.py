@@ -106,9 +106,8 @@ class TokenChains:
         # First tokens of requests that wait for a load: of the last output, and of the one before.
         self._announced: dict[str, NDArray[np.int32]] = {}
         self._due: dict[str, NDArray[np.int32]] = {}
-        self._later: Later[NDArray[np.int64]] | None = (
-            None  # of the last output; all else lags behind until it is there
-        )
+        # Of the last output; all else lags behind until it is there.
+        self._later: Later[NDArray[np.int64]] | None = None
 
     def expect(self, request: str, tokens: NDArray[np.int32]) -> None:
         """A connector loads these first tokens of a request with the output that is being made.
