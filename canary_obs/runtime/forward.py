@@ -142,7 +142,8 @@ class ForwardChecks:
         if self._rest is not None and launches is not None:
             rest, self._rest = self._rest, None
             rest()
-            start_forward(self._state.backend, self._state.clock, 0, launches.host, view.rows.shape[0])
+            given = self._state.clock, 0, launches.host, view.rows.shape[0]
+            start_forward(self._state.backend, *given, rows=False)  # their memory may be another's by now
         if view is not self._batched:  # a batch that repeats is shown as the same view
             self._batched, self._last_batches = (
                 view,

@@ -125,18 +125,17 @@ ALL = (
         "canary_obs/runtime/forward.py",
         ("            rest()\n", "", _REST),
         (
-            "start_forward(self._state.backend, self._state.clock, 0, launches.host, view.rows.shape[0])\n"
-            "        if view is not",
-            "pass\n        if view is not",
+            "start_forward(self._state.backend, *given, rows=False)",
+            "pass",
             _REST,
         ),
     ),
     *mutants(
         "canary_obs/engines/toolkit/known_tokens.py",
         (
-            "        self._given = None  # the rows were taken",
-            "        pass  # the rows were taken",
-            _COLUMNS + "test_what_is_computed_later_is_unknown_until_the_forward_was_launched",
+            "        self.stage(step)  # with",
+            "        self._given = None\n        self.stage(step)  # with",
+            _COLUMNS + "test_a_device_that_is_late_takes_rows_and_known_tokens",
         ),
         (
             "            self._sent, self._later = self._later.get(), None\n        self.stage",

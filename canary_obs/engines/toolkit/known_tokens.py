@@ -113,8 +113,7 @@ class KnownTokens:
 
     def _stage_later(self, later: Later[Chains], step: int) -> None:
         self._sent, self._later = later.get(), None
-        self._given = None  # the rows were taken as the forward began
-        self.stage(step)
+        self.stage(step)  # with the same rows: a device that is behind takes them only now
 
 
 class _Order:

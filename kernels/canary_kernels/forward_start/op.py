@@ -24,12 +24,14 @@ def _kernel() -> ModuleType:
 
 
 def start_forward(
-    backend: Backend, clock: Tensor, ticks: int, host: HostColumns | None = None, requests: int = 0
-) -> None:
+    backend: Backend, clock: Tensor, ticks: int, host: HostColumns | None = None, requests: int = 0,
+    *, rows: bool = True,
+) -> None:  # fmt: skip
     """Add ticks to the clock (int64 [1]), then take the columns of that forward for so many requests.
 
-    The forward's number is the clock's step, which chooses the row of the ring. An address of 0 there leaves
-    `rows` as it is. One launch. Raises KernelArgumentError for more requests than the columns have room for.
+    The forward's number is the clock's step, which chooses the row of the ring. An address of 0 there, or
+    rows=False, leaves `host.rows` as it is. One launch. Raises KernelArgumentError for more requests than the
+    columns have room for.
     """
     if host is not None and requests > host.rows.shape[0]:
         raise KernelArgumentError(
@@ -37,6 +39,6 @@ def start_forward(
             "allocate for the most that the engine runs together"
         )
     if backend is Backend.TRITON:
-        _kernel().start_forward(clock, ticks, host, requests)
+        _kernel().start_forward(clock, ticks, host, requests, rows=rows)
     else:
-        reference.start_forward(clock, ticks, host, requests)
+        reference.start_forward(clock, ticks, host, requests, rows=rows)

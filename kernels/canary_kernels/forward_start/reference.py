@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from canary_kernels.forward_start.columns import HostColumns
 
 
-def start_forward(clock: Tensor, ticks: int, host: HostColumns | None, requests: int) -> None:
+def start_forward(clock: Tensor, ticks: int, host: HostColumns | None, requests: int, *, rows: bool) -> None:
     """See `op.start_forward`."""
     value = clock.numpy()
     value += ticks
@@ -23,6 +23,6 @@ def start_forward(clock: Tensor, ticks: int, host: HostColumns | None, requests:
         return
     address, known = host.row(int(value[0]) >> TICK_BITS)
     host.known.numpy()[:, :requests] = known[:, :requests]
-    if start := int(address[0]):
+    if rows and (start := int(address[0])):
         kind = ctypes.c_int64 if start & 1 else ctypes.c_int32
         host.rows.numpy()[:requests] = np.ctypeslib.as_array((kind * requests).from_address(start & ~1))

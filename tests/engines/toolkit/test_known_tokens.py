@@ -74,12 +74,28 @@ def test_what_is_computed_later_is_unknown_until_the_forward_was_launched() -> N
     given.zero_()  # the engine makes it anew
     assert rest is not None
     rest()
-    start_forward(backend, clock, 0, launches.host, 2)
+    start_forward(backend, clock, 0, launches.host, 2, rows=False)
     assert (columns.lens.tolist(), columns.digests.tolist(), asked) == ([5, 3], [50, 30], [1])
     assert known.rows[:2].tolist() == [7, 8]
     known.note({"a": 1}, TOLD[:, :1])
     known.begin(["a"])
     assert launches.stage(4) is None
+
+
+def test_a_device_that_is_late_takes_rows_and_known_tokens() -> None:
+    """Behind a long forward it begins this one after the host has launched all of it, and filled the rest."""
+    known, clock = KnownTokens(4, torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
+    launches, backend = known.launches(), choose_backend("auto", torch.device("cpu"))
+    known.note({"a": 1, "b": 2, "c": 1}, later([]))
+    known.begin(["c", "a"], torch.tensor([7, 8], dtype=torch.int32))
+    rest = launches.stage(3)
+    assert rest is not None
+    rest()
+    start_forward(backend, clock, 3 << TICK_BITS, launches.host, 2)
+    assert known.rows[:2].tolist() == [7, 8]
+    start_forward(backend, clock, 0, launches.host, 2, rows=False)
+    assert known.columns(2).lens.tolist() == [5, 3]
+    assert known.rows[:2].tolist() == [7, 8]
 
 
 def test_rows_that_are_needed_at_once_are_taken_with_columns_that_were_to_come_later() -> None:
