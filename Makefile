@@ -26,7 +26,11 @@ test: setup
 # Two workers, each with whole files, in the order of tests/conftest.py.
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 
+# Compiled once beforehand: each of the processes that attach first would do it for 20 s of its own.
+COMPILED = import torch; from canary_obs.runtime.device.backend import choose_backend; choose_backend("auto", torch.device("cpu"))
+
 everyday: setup
+	$(BIN)/python -c '$(COMPILED)'
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" $(BY_FILE) tests
 
 # Files of everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py): those
