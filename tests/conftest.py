@@ -1,8 +1,10 @@
 """What must be decided before torch and Triton are imported."""
 
 import os
+import sys
 import time
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # vLLM's n-gram drafts give OpenMP back as many threads as numba has, and torch uses them ever after.
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
-import torch
+# Of xdist's processes the one that starts the others runs no test: it need not load torch, while they wait.
+if "PYTEST_XDIST_WORKER" in os.environ or not any(
+    option == "-n" and number != "0" for option, number in pairwise(sys.argv)
+):
+    import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -31,7 +31,7 @@ def test_responses_conform_to_the_schema():
     """Cases are made as they are collected, which takes seconds: here, and not with all other tests."""
     own = str(Path(__file__).with_name("schema_cases.py"))
     options = "-q --noconftest -p no:xdist -p no:cacheprovider -o timeout=0"  # the limit is this test's
-    ended = pytest.main([*options.split(), own])
+    ended = pytest.main([*options.split(), "-p", "schemathesis.pytest.plugin", own])
     assert ended is pytest.ExitCode.OK
 
 
