@@ -114,6 +114,14 @@ def of_path(
         }
         if all(legs.values()):
             found[f"{path}, {leg}, ms"] = {name: round(median(each) * 1e3, 3) for name, each in legs.items()}
+            found[f"{path}, {leg}, ms, by phase"] = {
+                name: [
+                    round(median(own) * 1e3, 2)
+                    for phase in phases
+                    if (own := [each.legs[number] for each in phase if each.legs])
+                ]
+                for name, phases in (("without", without), ("with", protected))
+            }
             spent = {part: median(each.parts.get((number, part), 0.0) for each in served) for part in parts}
             found[f"{path}, {leg}: us on the thread"] = {
                 part: round(seconds * 1e6, 1) for part, seconds in spent.items() if seconds

@@ -132,15 +132,25 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     from canary_obs.bench.environment import environment
     from canary_obs.engines.vllm import output_reports
     from canary_obs.engines.vllm.adapter import VllmAdapter
+    from canary_obs.engines.vllm.block_changes import BlockChanges
+    from canary_obs.engines.vllm.cached_blocks import CachedBlocks
     from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+    from canary_obs.engines.vllm.connector_reports import ConnectorReports
     from canary_obs.engines.vllm.offload_records import OffloadRecords
     from canary_obs.runtime.canary import CanaryRuntime
     from canary_obs.runtime.loads import Loads
     from canary_obs.runtime.report.snapshot import group_counters
+    from canary_obs.runtime.slot_hooks import SlotHooks
     from canary_obs.runtime.taint.report import TaintReporter
 
     clock = Clock()
     clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
+    clock.wrap(BlockChanges, "report", "changes of blocks")
+    clock.wrap(ConnectorLoads, "begin_step", "loads begun")
+    clock.wrap(SlotHooks, "before_load", "compared before")
+    clock.wrap(ConnectorReports, "follow", "what the connector is to do")
+    clock.wrap(CachedBlocks, "apply", "cached blocks followed")
+    clock.wrap(CachedBlocks, "catch_up", "cached blocks followed")
     clock.wrap(output_reports, "attach_reports", "reported by the scheduler")
     clock.wrap(OffloadRecords, "_store", "records of what is stored")
     clock.wrap(OffloadRecords, "_load", "records of the copy")
@@ -150,7 +160,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     clock.wrap(ConnectorLoads, "begin_due", "what blocks are to hold, after the copy was submitted")
     clock.wrap(ConnectorLoads, "reported", "reports of loads followed")
     for name in ("before_write", "forward_launched", "before_forward", "after_forward", "after_step"):
-        clock.wrap(CanaryRuntime, name, "checks of forwards")
+        clock.wrap(CanaryRuntime, name, f"checks of forwards, {name}")
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     totals: Counter[str] = Counter()
     with TemporaryDirectory() as folder:
@@ -205,7 +215,7 @@ def main() -> None:
         VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
         KV_CANARY_ENDPOINT="inproc",
     )  # fmt: skip
-    sizes = {"prompts": 8, "tokens": 4096, "rounds": 3}
+    sizes = {"prompts": 8, "tokens": 4096, "rounds": 1}  # short phases: the host's speed changes
     if given.device == "cpu":
         os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1")
         sizes = {"prompts": 4, "tokens": 1024, "rounds": 3}

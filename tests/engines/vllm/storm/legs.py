@@ -11,7 +11,7 @@ _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1
 _CONNECTORS = "tests.engines.vllm.real.copying_connector"
 
 # FlashAttention has no float32. The memory is given, because several engines share the GPU while they start.
-ON_GPU = {
+ON_GPU: dict[str, Any] = {
     "dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }  # fmt: skip
