@@ -27,6 +27,8 @@ def stand_in_driver() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
+    from tests.interpreter import quicken
+
     class Driver(DriverBase):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
@@ -56,6 +58,7 @@ def stand_in_driver() -> None:
     backends.backends.clear()
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
     _keep_masks_flags()
+    quicken()
 
 
 def _keep_masks_flags() -> None:
