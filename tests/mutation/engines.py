@@ -128,12 +128,14 @@ TOKENS = mutants(
 )
 
 _SUMS = "tests/engines/toolkit/test_chain_sums.py::test_chains_go_on_with_the_tokens_of_their_requests"
+_NO_TOKEN = "tests/engines/toolkit/test_chain_sums.py::test_what_is_no_token_is_refused_in_an_array"
 _RUNS = "tests/kernels/test_digest.py::test_runs_with_other_tokens_than_theirs_change_nothing"
 CHAINS = (
     *mutants(
         "canary_obs/engines/toolkit/chain_sums.py",
         ("after = chains.copy()", "after = chains", _SUMS),
         ("ids if ids.flags.writeable else ids.copy()", "ids", _SUMS + "[False]"),
+        ("if not np.array_equal(found, wide)", "if False", _NO_TOKEN + "[2147483648]"),
     ),
     *mutants(
         "kernels/canary_kernels/digest/cpu.py",

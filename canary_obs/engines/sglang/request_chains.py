@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -88,7 +89,7 @@ class RequestChains:
         count = len(requests)
         starts, stops = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         before = np.empty(count, dtype=np.uint64)
-        head, tail = list[int](), list[int]()
+        head, tail = array("q"), array("q")
         for place, request in enumerate(requests):
             prompt, output = request.origin_input_ids, request.output_ids
             prefix, total = int(prefixes[place]), len(prompt) + len(output) - self._first
@@ -101,8 +102,8 @@ class RequestChains:
             if start > prefix:  # retracted: it is computed anew
                 start, before[place] = 0, ANCHOR
             starts[place], stops[place] = start, min(int(ends[place]), total)
-            head += self._part(prompt, output, start, prefix)
-            tail += self._part(prompt, output, prefix, int(stops[place]))
+            self._add_part(head, prompt, output, start, prefix)
+            self._add_part(tail, prompt, output, prefix, int(stops[place]))
         digests = added_chains(before, token_array(head), starts, prefixes)
         known = added_chains(digests, token_array(tail), prefixes, stops)
         self._last = _LastBatch(list(requests), stops, known)
@@ -192,13 +193,15 @@ class RequestChains:
         self._last = _LastBatch(last.requests, stops, known)
         return _chains(digests, stops, known)
 
-    def _part(self, prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:
-        """What slots `start` to `stop` hold of a prompt and what follows it."""
+    def _add_part(
+        self, tokens: array[int], prompt: Sequence[int], output: Sequence[int], start: int, stop: int
+    ) -> None:
+        """Add what slots `start` to `stop` hold of a prompt and an output; SGLang's are arrays."""
         start, stop, length = start + self._first, stop + self._first, len(prompt)
-        found = list(prompt[start:stop]) if start < length else []
+        if start < length:
+            tokens.extend(prompt[start:stop])
         if stop > length:
-            found += output[max(start - length, 0) : stop - length]
-        return found
+            tokens.extend(output[max(start - length, 0) : stop - length])
 
     def _keep_last(self) -> None:
         if self._last is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Sequence
 from functools import cache
-from struct import pack_into
 
 import numpy as np
 import torch
@@ -20,9 +21,15 @@ ANCHOR = np.uint64(CHAIN_ANCHOR)  # the chain over no tokens
 
 def token_array(tokens: Sequence[int]) -> NDArray[np.int32]:
     """int32 [n]. Raises struct.error for what is no token."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        wide = np.frombuffer(tokens, dtype=np.int64)
+        found = wide.astype(np.int32)
+        if not np.array_equal(found, wide):
+            raise struct.error("a token is an int32")
+        return found
     # NumPy takes 1.5 to 4 times as long for a list.
     room = bytearray(4 * len(tokens))
-    pack_into(f"{len(tokens)}i", room, 0, *tokens)
+    struct.pack_into(f"{len(tokens)}i", room, 0, *tokens)
     return np.frombuffer(room, dtype=np.int32)
 
 

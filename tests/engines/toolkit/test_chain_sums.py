@@ -1,6 +1,7 @@
 """Chains over token lists: equal to the chain over each of them alone."""
 
 import struct
+from array import array
 
 import numpy as np
 import pytest
@@ -38,9 +39,20 @@ def test_tokens_become_an_array_of_their_own(tokens: list[int]) -> None:
     found = token_array(tokens)
     assert (found.tolist(), found.dtype) == (tokens, np.int32)
     assert found.flags.writeable
+    kept = array("q", tokens)
+    again = token_array(kept)
+    assert (again.tolist(), again.dtype) == (tokens, np.int32)
+    kept.append(1)  # nothing holds its memory
+    assert again.tolist() == tokens
 
 
 @pytest.mark.parametrize("wrong", [None, 2**31, "5"])
 def test_what_is_no_token_is_refused(wrong: object) -> None:
     with pytest.raises(struct.error):
         token_array([1, wrong])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("wrong", [2**31, -(2**31) - 1])
+def test_what_is_no_token_is_refused_in_an_array(wrong: int) -> None:
+    with pytest.raises(struct.error):
+        token_array(array("q", [1, wrong]))
