@@ -496,6 +496,16 @@ ALL = (
             _STREAMS + "test_what_a_view_lacks_is_added_after_the_launch_and_before_its_checks[False]",
         ),
         (
+            "with side_stream.after_all:  #",
+            "if True:  #",
+            _STREAMS + "test_a_view_that_cannot_be_built_stays_the_canarys_affair",
+        ),
+        (
+            "            self._side_stream.wait_launched()  #",
+            "            pass  #",
+            _STREAMS + "test_a_view_that_cannot_be_completed_is_of_a_forward_that_cannot_be_checked",
+        ),
+        (
             "            self._observer.forward_failed(view)\n",
             "            pass\n",
             _STREAMS + "test_a_view_that_cannot_be_completed_is_of_a_forward_that_cannot_be_checked",

@@ -91,7 +91,9 @@ class StreamHooks(StepHooks):
             side_stream.join()
             view = self._view(forward_batch)
             if view is None:
-                return original(forward_batch, *args, **kwargs)
+                result = original(forward_batch, *args, **kwargs)
+                with side_stream.after_all:  # a baseline of any slot must not precede what it writes
+                    return result
             repeated, self._kept = view is self._kept[1], (self._kept[1], view)
             observer.before_write(view)
             if not repeated:
@@ -121,5 +123,6 @@ class StreamHooks(StepHooks):
         """Complete the view; where that fails, its forward cannot be checked."""
         found = built_view(partial(self._completed_views.complete, view), self._observer)
         if found is None:
+            self._side_stream.wait_launched()  # a baseline of its slots must not precede what it writes
             self._observer.forward_failed(view)
         return found is not None
