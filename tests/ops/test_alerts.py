@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +21,15 @@ SITUATIONS = ("quiet, firing, resolved", "target gone", "engine restarts, counte
 SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## Commands", "## Escalation"]
 BY_WEEK = {"KVCanarySuspectGPU", "KVCanarySuspectRelease"}  # tests/fleet tries these over weeks
 SCENARIOS = {scenario.alert: scenario for scenario in (*DAMAGE, *BLIND, *DEBT)}
+ALERTS = alerts()
 _METRIC = re.compile(r"\b(?:(?:rank|engine|gpu|release):)?kv_canary_\w+(?::\w+)?")
+
+
+@cache
+def unit_tests() -> list[dict[str, Any]]:
+    """Promtool's, of all files; reading them takes a second."""
+    files = [yaml.safe_load(path.read_text("utf-8")) for path in TESTS.glob("*.yml")]
+    return [test for file in files for test in file["tests"]]
 
 
 def test_promtool_accepts_the_rules() -> None:
@@ -47,9 +57,8 @@ def test_a_wrong_threshold_fails_the_unit_tests(tmp_path) -> None:
 
 
 def test_every_alert_is_tried_in_every_situation() -> None:
-    assert set(SCENARIOS) | {WATCHDOG} | BY_WEEK == set(alerts())
-    files = [yaml.safe_load(path.read_text("utf-8")) for path in TESTS.glob("*.yml")]
-    names = {test["name"] for file in files for test in file["tests"]}
+    assert set(SCENARIOS) | {WATCHDOG} | BY_WEEK == set(ALERTS)
+    names = {test["name"] for test in unit_tests()}
     for name, scenario in SCENARIOS.items():
         for situation in SITUATIONS:
             # What fires when its target goes has that situation as its firing one.
@@ -57,9 +66,9 @@ def test_every_alert_is_tried_in_every_situation() -> None:
                 assert f"{name}: {situation}" in names
 
 
-@pytest.mark.parametrize("name", sorted(alerts()))
+@pytest.mark.parametrize("name", sorted(ALERTS))
 def test_every_alert_has_labels_text_and_a_runbook(name: str) -> None:
-    rule = alerts()[name]
+    rule = ALERTS[name]
     assert rule["labels"]["severity"] in ("page", "ticket", "none")
     assert rule["labels"]["kind"] in ("damage", "blind", "debt", "watchdog")
     assert {"summary", "description", "runbook_url", "dashboard_url"} <= rule["annotations"].keys()
@@ -72,7 +81,7 @@ def test_every_alert_has_labels_text_and_a_runbook(name: str) -> None:
 
 
 def test_no_runbook_is_left_over() -> None:
-    assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(alerts())
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(ALERTS)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +100,7 @@ def test_no_runbook_is_left_over() -> None:
     ],
 )
 def test_every_input_of_state_ok_has_an_alert_that_fires_in_a_unit_test(input_of_ok: str, alert: str) -> None:
-    files = [yaml.safe_load(path.read_text("utf-8")) for path in TESTS.glob("*.yml")]
-    checks = [check for file in files for test in file["tests"] for check in test["alert_rule_test"]]
+    checks = [check for test in unit_tests() for check in test["alert_rule_test"]]
     assert any(check["exp_alerts"] for check in checks if check["alertname"] == alert), input_of_ok
 
 
