@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, TextIO
 
@@ -116,8 +117,14 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
+@cache
+def _command() -> Any:
+    """The program with all of its commands; Typer reads every signature to build it."""
+    return typer.main.get_command(app)
+
+
 def _invoke(arguments: list[str]) -> int:
-    command: Any = typer.main.get_command(app)
+    command = _command()
     try:
         with command.make_context("canary-obs", arguments) as context:
             command.invoke(context)
@@ -136,7 +143,7 @@ def _invoke(arguments: list[str]) -> int:
 
 def _in_one_line(refusal: Any, arguments: Sequence[str]) -> str:
     """What is wrong with the command line, and where its usage is."""
-    words, command = ["canary-obs"], typer.main.get_command(app)
+    words, command = ["canary-obs"], _command()
     for word in arguments:
         if word not in (commands := getattr(command, "commands", {})):
             break
