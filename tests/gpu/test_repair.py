@@ -58,7 +58,8 @@ def test_one_word_is_put_back_and_two_are_left() -> None:
 
 
 def test_damage_under_load_is_put_back_between_steps() -> None:
-    rig: Rig = make_rig(heal=HealPolicy.REPAIR, heal_actions_per_minute=1000, patrol_budget="20%")
+    many = {"heal_actions_per_minute": 1000, "heal_pool_share": 1.0}
+    rig: Rig = make_rig(heal=HealPolicy.REPAIR, patrol_budget="20%", **many)
     rig.run(100)
     group, done = rig.canary.state.groups[0], 0
     for _ in range(20):

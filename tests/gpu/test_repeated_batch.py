@@ -36,7 +36,7 @@ def test_a_kept_launch_checks_what_the_first_one_did() -> None:
 
     clean = added()
     assert batch.cache[Phase.HEAD][0] == (buffers,)
-    assert buffers.cache[compare_slots, Phase.HEAD][0] == (group.plan, slots)
+    assert buffers.cache[compare_slots, Phase.HEAD, False][0] == (group.plan, slots)
     assert clean == [clean[0]] * CALLS
     assert clean[0][layout.COUNT_VERIFIED + Phase.HEAD] > 0
     assert not any(clean[0][: layout.NUM_LANES])

@@ -13,6 +13,7 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
 from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.runtime import step_scheduler
 from canary_obs.vocabulary import PerturbMode, Phase, State
 from tests.gpu.rig import HOOKS, make_rig, refuse_waits
 from tests.reference_engine.workloads import drive
@@ -133,7 +134,8 @@ def test_every_kernel_is_compiled_before_the_first_step(monkeypatch: pytest.Monk
     rig.canary.detach()
 
 
-def test_after_step_returns_at_once_while_the_gpu_is_far_behind() -> None:
+def test_after_step_returns_at_once_while_the_gpu_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_scheduler, "_SECONDS_BETWEEN_TASKS", 0.0)  # these steps are short
     rig = make_rig(patrol_budget="off")
     rig.run(50)
     counter_reader, skipped = rig.canary.counter_reader, rig.canary.counter_reader._counters.skipped
