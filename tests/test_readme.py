@@ -114,7 +114,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
             *throughputs("h200_vllm_033_load_8b_v2.json", "mixed"),
         ],
         loads("h200_load_small_v2.json", "decode"),
-        loads("h200_sglang_8b.json", "decode", "prefill", "mixed"),
+        loads("h200_sglang_8b.json", "decode", "single", "prefill"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],
         [cpu[run][1]["numba_us"]["step"] for run in ("bench_cpu_load_9", "bench_cpu_load_9_again")],
     ]
