@@ -130,8 +130,9 @@ def test_it_is_operated_by_commands_and_a_dead_worker_is_seen(
     assert idle["status"] == "passed"
     assert sorted(rank["key"][2] for rank in idle["ranks"]) == [0, 1]
     assert all(rank["progress"]["checked"] >= 4 * 128 for rank in idle["ranks"])
+    # A rank that two busy cores kept from hearing the service for 5 s says so, until it hears it again.
+    wait_until(lambda: {rank["state"] for rank in ranks()} == {"ok"})
     seen = ranks()
-    assert {rank["state"] for rank in seen} == {"ok"}
     assert {rank["identity"]["instance"] for rank in seen} == {"engine-0"}, "the pod's name"
 
     monkeypatch.setenv("COLUMNS", "200")  # where xdist runs the test, the terminal is narrow
