@@ -127,6 +127,34 @@ def test_the_cost_table_holds_what_was_measured() -> None:
     assert {result(f"h200_vllm_{runner}.json")["vllm"] for runner in ("v1", "v2")} == {"0.26.0"}
 
 
+def test_the_page_on_performance_begins_with_what_was_measured() -> None:
+    alone = {file: result(f"h200_vllm_033_gpu_v2_{file}.json") for file in ("decode", "single")}
+    ratio = "throughput_ratio_median_pair"
+    both, sglang = "h200_vllm_033_load_8b_v2.json", "h200_sglang_8b.json"
+    small = throughputs("h200_vllm_033_load_small_v2.json", "decode", "single", "mixed")
+    added = [1 / (1 + value / 100) for value in loads(sglang, "decode", "single", "prefill", "mixed")]
+    measured: list[list[list[float]]] = [
+        [
+            [alone["decode"]["decode"][ratio]],
+            [alone["single"]["decode"][ratio]],
+            [alone["single"]["prefill"][ratio], alone["decode"]["prefill"][ratio]],
+            [],
+        ],
+        [
+            *([value] for value in throughputs(both, "decode", "single")),
+            [],
+            throughputs("h200_vllm_033_load_8b_v2_be1d23af.json", "mixed"),
+        ],
+        [vllm_ratios("decode"), [], vllm_ratios("prefill"), []],
+        [[value] for value in added],
+        [[small[0]], [small[1]], [], [small[2]]],
+    ]
+    table = rows(section((ROOT / "docs/performance.md").read_text("utf-8"), "What it costs"))
+    for cells, values in zip(table, measured, strict=True):
+        for shown, figures in zip(cells[1:], values, strict=True):
+            check_figures(re.sub(r"\(.*?\)", "", shown), figures)
+
+
 def test_the_vllm_tables_hold_what_was_measured() -> None:
     table = rows(section((ROOT / "docs/vllm.md").read_text("utf-8"), "What it costs"))
     history = rows(section(MEASUREMENTS, "vLLM 0.26 on an H200"))
