@@ -143,7 +143,7 @@ class ForwardChecks:
             rest, self._rest = self._rest, None
             rest()
             given = self._state.clock, 0, launches.host, view.rows.shape[0]
-            start_forward(self._state.backend, *given, rows=False)  # their memory may be another's by now
+            start_forward(self._state.backend, *given, rows=False)  # whose memory may be gone
         if view is not self._batched:  # a batch that repeats is shown as the same view
             self._batched, self._last_batches = (
                 view,

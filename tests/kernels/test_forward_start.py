@@ -50,6 +50,23 @@ def test_every_forward_gets_its_own_columns(backend, seed, kind):
 
 
 @pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_known_tokens_are_taken_anew_without_the_rows(backend, kind):
+    device = torch.device(device_of(backend))
+    host, clock = HostColumns.allocate(4, device), torch.zeros(1, dtype=torch.int64, device=device)
+    address, values = host.row(1)
+    rows = torch.tensor([7, 8, 9], dtype=kind, device=device)
+    address[0], values[:, :3] = address_of(rows), 1
+    start_forward(backend, clock, ONE_FORWARD, host, 3)
+    rows += 1
+    values[:, :3] = 2
+    start_forward(backend, clock, 0, host, 3, rows=False)
+    assert (host.known[:, :3].tolist(), host.rows.tolist()) == ([[2] * 3] * 2, [7, 8, 9, 0])
+    start_forward(backend, clock, 0, host, 3)
+    assert host.rows.tolist() == [8, 9, 10, 0]
+
+
+@pytest.mark.parametrize("backend", list(Backend))
 def test_a_clock_alone(backend):
     clock = torch.full((1,), 5, dtype=torch.int64, device=device_of(backend))
     for _ in range(2):

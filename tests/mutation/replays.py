@@ -12,6 +12,7 @@ _TURNS = _TESTS + "test_batches_that_take_turns_are_replayed_as_they_are_shown"
 _MAY = _TESTS + "test_what_computes_as_many_and_few_tokens_of_each_request_may_repeat"
 _CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
 _START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
+_AGAIN = "tests/kernels/test_forward_start.py::test_known_tokens_are_taken_anew_without_the_rows"
 _KEPT = _TESTS + "test_as_many_batches_are_kept_as_said"
 
 ALL = (
@@ -33,6 +34,7 @@ ALL = (
         ("host.row(int(value[0]) >> TICK_BITS)", "host.row(0)", _START),
         ("    value += ticks\n", "    pass\n", _START),
         ("start & 1 else", "start & 2 else", _START),
+        ("if rows and (start", "if (start", _AGAIN),
     ),
     *mutants(
         "canary_obs/engine_api/launches.py",

@@ -79,6 +79,7 @@ class SglangAdapter(EngineAdapter):
         }
         # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
         self._device = self.runner.req_to_token_pool.req_to_token.device
+        self._concurrent = concurrent(self._device)
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
         if hasattr(cache, "tree_core"):  # only the newer tree has one
             ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
@@ -94,9 +95,7 @@ class SglangAdapter(EngineAdapter):
             trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
         self._trees = trees
         self._views: BatchViews = (
-            DeviceViews(self.runner, target)
-            if concurrent(self._device)
-            else BatchViews(self.runner, target, trees)
+            DeviceViews(self.runner, target) if self._concurrent else BatchViews(self.runner, target, trees)
         )
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
@@ -193,7 +192,7 @@ class SglangAdapter(EngineAdapter):
 
     def attach(self, observer: Observer) -> None:
         """Set attributes of the instances, and look whether the engine will find them."""
-        if isinstance(self._views, DeviceViews):
+        if self._concurrent:
             forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
             streams = forward, side, self._scheduler_stream
             hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)

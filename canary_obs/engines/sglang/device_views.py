@@ -46,8 +46,7 @@ class DeviceViews(BatchViews):
 
     It waits until the forward has read what it reads, not until other work has. So the rows of a batch, and
     its lengths, are copied on the stream of the forward, before it; what the batch owns is kept alive by the
-    view. Lengths on the host are the scheduler's. Groups have the request table's slots. Of a batch that is
-    not the last one, a token on, `complete` adds what is known of the tokens after the forward's launch.
+    view. Lengths on the host are the scheduler's. Groups have the request table's slots.
     """
 
     def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
@@ -60,9 +59,6 @@ class DeviceViews(BatchViews):
         pinned = device.type == "cuda"
         staging = [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
-        self._nothing = torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned)  # is known yet
-        # Of the last view, while its known tokens are missing: requests, and tokens before and after it.
-        self._missing: tuple[Sequence[Any], _Longs, _Longs] | None = None
         self._columns: dict[int, _Columns] = {}  # by requests
         self._decoding: StepView | None = None  # the last one
         self._known = False  # whether the memory has what is known after the last batch
@@ -77,7 +73,7 @@ class DeviceViews(BatchViews):
         """
         count, names = self._checked_requests(batch, requests)
         columns = self._columns.get(count) or self._make_columns(count)
-        known, self._known, self._missing = self._known, False, None
+        known, self._known = self._known, False
         if batch.forward_mode.is_decode():
             self._keep(batch, requests, count, known=known)
             view = self._decoding
@@ -90,38 +86,17 @@ class DeviceViews(BatchViews):
             tokens = batch.input_ids, batch.positions, batch.out_cache_loc
             view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
             self._decoding = None
-        self._known = self._missing is None
-        return view
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether the last view lacks what is known of the tokens."""
-        return self._missing is not None
-
-    def complete(self, view: StepView) -> StepView:
-        """The last view, which was incomplete, with all columns; on a stream that its checks follow.
-
-        Of a prompt this takes longer than all that precedes the launch. Raises LookupError for tokens that
-        the scheduler lacks.
-        """
-        missing, self._missing = self._missing, None
-        assert missing is not None
-        requests, before, ends = missing
-        staging, values = next(self._staging)
-        values[:, : len(requests)] = self._chains.advance(requests, before, ends)
-        self._memory.known.copy_(staging, non_blocking=True)
         self._known = True
         return view
 
     def _keep(self, batch: Any, requests: Sequence[Any], count: int, *, known: bool) -> None:
         """One launch. What it reads of the batch, but for the tokens, is not the positions' to say."""
-        lens = batch.seq_lens_cpu
+        lens, (staging, values) = batch.seq_lens_cpu, next(self._staging)
         tokens = self._chains.next_tokens(requests, lens.tolist()) if known else None
         if tokens is None:
-            ends, staging, given = lens.numpy().copy(), self._nothing, Known.GIVEN
-            self._missing = requests, ends - 1, ends
+            ends, given = lens.numpy(), Known.GIVEN
+            values[:, :count] = self._chains.advance(requests, ends - 1, ends)
         else:
-            staging, values = next(self._staging)
             values[0, :count] = tokens
             given = Known.NEXT_BEFORE if self._chains.late else Known.NEXT
         step = DecodeStep(
@@ -133,7 +108,9 @@ class DeviceViews(BatchViews):
     def _copy(self, batch: Any, requests: Sequence[Any], count: int, columns: _Columns) -> None:
         """`_keep` of a batch that extends; what the batch owns is not copied."""
         before, ends = _extended(batch)
-        self._missing = requests, before, ends
+        staging, values = next(self._staging)
+        values[:, :count] = self._chains.advance(requests, before, ends)
+        self._memory.known.copy_(staging, non_blocking=True)
         self._copy_rows(batch.req_pool_indices, count, int(ends.max()))
         columns.prefixes.copy_(batch.extend_prefix_lens)
         columns.extends.copy_(batch.extend_seq_lens)

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
-from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.step_hooks import StepHooks, ViewSource
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.side_stream import SideStream
-
-
-class CompletedViews(ViewSource, Protocol):
-    """Builds what precedes a forward's launch of its view, and the rest after it."""
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether there is a rest of the last view."""
-
-    def complete(self, view: StepView) -> StepView:
-        """The last view with its rest."""
 
 
 class StreamHooks(StepHooks):
     """Checks next to the forward, on a stream of their own:
 
         forward is called           join the side stream; before_write, on the forward's stream
-        forward returns             forward_launched and after_forward, on the side stream, of the whole view
+        forward returns             forward_launched and after_forward, on the side stream
         run_batch returns           after_step, on the side stream
 
     SGLang's forward is launched by then, not ended: a captured graph in a decode. What is launched next joins
@@ -40,13 +27,12 @@ class StreamHooks(StepHooks):
     def __init__(
         self,
         scheduler: Any,
-        views: CompletedViews,
+        views: ViewSource,
         observer: Observer,
         streams: tuple[ForwardStream, SideStream, ForwardStream],
     ) -> None:
         """`streams`: of the forwards, of the checks, of the scheduler."""
         super().__init__(scheduler, views, observer)
-        self._completed_views = views
         self._forward_stream, self._side_stream, self._scheduler_stream = streams
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
@@ -82,7 +68,7 @@ class StreamHooks(StepHooks):
 
     def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the model runner's `forward`."""
-        observer, side_stream, views = self._observer, self._side_stream, self._completed_views
+        observer, side_stream = self._observer, self._side_stream
 
         def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if forward_batch.forward_mode.is_idle():
@@ -91,9 +77,7 @@ class StreamHooks(StepHooks):
             side_stream.join()
             view = self._view(forward_batch)
             if view is None:
-                result = original(forward_batch, *args, **kwargs)
-                with side_stream.after_all:  # a baseline of any slot must not precede what it writes
-                    return result
+                return original(forward_batch, *args, **kwargs)
             repeated, self._kept = view is self._kept[1], (self._kept[1], view)
             observer.before_write(view)
             if not repeated:
@@ -105,24 +89,14 @@ class StreamHooks(StepHooks):
                 raise
             if repeated:
                 with side_stream.after_all:
-                    if not views.incomplete or self._completed(view):
-                        observer.forward_launched(view)
-                        observer.after_forward(view)
+                    observer.forward_launched(view)
+                    observer.after_forward(view)
                 return result
             side_stream.launched()
             with side_stream.after_mark:
-                if not views.incomplete or self._completed(view):
-                    observer.forward_launched(view)
-                    side_stream.wait_launched()
-                    observer.after_forward(view)
+                observer.forward_launched(view)
+                side_stream.wait_launched()
+                observer.after_forward(view)
             return result
 
         return forward
-
-    def _completed(self, view: StepView) -> bool:
-        """Complete the view; where that fails, its forward cannot be checked."""
-        found = built_view(partial(self._completed_views.complete, view), self._observer)
-        if found is None:
-            self._side_stream.wait_launched()  # a baseline of its slots must not precede what it writes
-            self._observer.forward_failed(view)
-        return found is not None

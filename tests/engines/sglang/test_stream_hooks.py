@@ -8,23 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
-from tests.engines.sglang.test_step_hooks import Engine, Views, mode
-
-
-class LateViews(Views):
-    """Views that may have a rest."""
-
-    incomplete = False
-    missing: Exception | None = None
-
-    def __init__(self, calls: list[str]) -> None:
-        self.calls = calls
-
-    def complete(self, view: Any) -> Any:
-        self.calls.append(f"complete {view}")
-        if self.missing is not None:
-            raise self.missing
-        return view
+from tests.engines.sglang.test_step_hooks import Engine, mode
 
 
 class Streams:
@@ -49,7 +33,6 @@ class Streams:
 def engine() -> Any:
     found = Engine()
     found.streams = streams = Streams(found.observer.calls)
-    found.views = LateViews(found.observer.calls)
     hooks = StreamHooks(found, found.views, found.observer, (streams,) * 3)  # type: ignore[arg-type]
     found.hooks, found.forward = hooks, hooks.around_forward(found._forward)
     found.run_batch = hooks.around_run_batch(lambda batch: found.forward(batch))
@@ -92,35 +75,6 @@ def test_a_batch_that_repeats_is_checked_after_its_forward(engine: Any) -> None:
         assert engine.observer.calls[3:-1] == [f"before_write {shown}", *checks]
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-def test_what_a_view_lacks_is_added_after_the_launch_and_before_its_checks(
-    engine: Any, repeats: bool
-) -> None:
-    engine.views.build, engine.views.incomplete = lambda batch, requests: "a", True
-    for _ in range(1 + repeats):
-        del engine.observer.calls[:]
-        engine.run_batch(mode(idle=False))
-    found = engine.observer.calls
-    stream = "after_all" if repeats else "after_mark"
-    start = found.index("forward")
-    after = [stream, "complete a", "forward_launched a"]
-    assert [call for call in found[start:] if call in after] == after
-
-
-def test_a_view_that_cannot_be_completed_is_of_a_forward_that_cannot_be_checked(engine: Any) -> None:
-    engine.views.incomplete, engine.views.missing = True, LookupError("made up")
-    assert engine.run_batch(mode(idle=False)) == "logits"
-    found = engine.observer.calls
-    assert found[found.index("complete a+b") :] == [
-        "complete a+b",
-        "fault step_view made up",
-        "wait_launched",  # what is launched there next reads no slot that is still being written
-        "forward_failed a+b",
-        "end after_mark",
-        "after_step",
-    ]
-
-
 def test_a_forward_that_raises_is_not_followed_by_checks(engine: Any) -> None:
     engine.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -135,8 +89,6 @@ def test_a_view_that_cannot_be_built_stays_the_canarys_affair(engine: Any) -> No
         "join",
         "fault step_view made up",
         "forward",
-        "after_all",  # what is launched next to a step follows this forward, too
-        "end after_all",
         "after_step",
     ]
 
