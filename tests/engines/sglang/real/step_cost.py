@@ -27,7 +27,7 @@ from tests.engines.vllm.real import hook_calls, prompt_cost
 
 PARTS = {
     "canary_obs.engines.sglang.request_chains.RequestChains": ("advance", "next_tokens"),
-    "canary_obs.engines.sglang.device_views.DeviceViews": ("build", "complete", "_copy_rows"),
+    "canary_obs.engines.sglang.device_views.DeviceViews": ("build", "_copy_rows"),
     "canary_obs.runtime.canary.CanaryRuntime": (
         "before_write", "forward_launched", "after_forward", "after_step",
     ),
@@ -35,7 +35,6 @@ PARTS = {
 KERNELS = {
     "canary_obs.runtime.forward": prompt_cost.KERNELS["canary_obs.runtime.forward"],
     "canary_obs.engines.sglang.device_views": ("keep_decode",),
-    "canary_obs.runtime.device.state": ("verify_list",),
 }
 PROMPTS = 512, 4096
 _MODEL = "llama"
@@ -107,10 +106,8 @@ def measure(folder: Path, running: int, rounds: int, *, mixed: bool) -> dict[str
     parts = prompt_cost.Parts()
     steps = Steps(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompt_cost, "PARTS", PARTS)
-        patch.setattr(prompt_cost, "KERNELS", KERNELS)
         patch.setattr(adapter, "concurrent", lambda device: True)
-        _instrument(patch, parts)
+        prompt_cost.instrument(patch, parts, PARTS, KERNELS)
         rig = Rig(
             make_model(folder, _MODEL), disable_overlap_schedule=False, enable_mixed_chunk=mixed,
             chunked_prefill_size=max(PROMPTS) * 2, max_total_tokens=120_000, max_running_requests=running + 4,
@@ -148,18 +145,6 @@ def _summary(kind: str, steps: Steps) -> dict[str, Any]:
         },
         "launches": dict(steps.launched.get(kind, {})),
     }
-
-
-def _instrument(patch: pytest.MonkeyPatch, parts: prompt_cost.Parts) -> None:
-    for at, names in PARTS.items():
-        owner = prompt_cost._owner(at)
-        for name in names:
-            if hasattr(owner, name):
-                parts.wrap(patch, owner, name, f"{at.rpartition('.')[2]}.{name}")
-    for at, names in KERNELS.items():
-        for name in names:
-            if hasattr(prompt_cost._owner(at), name):
-                parts.wrap(patch, prompt_cost._owner(at), name, "kernels", launch=True)
 
 
 def _mark_forward(patch: pytest.MonkeyPatch, rig: Any, parts: prompt_cost.Parts) -> None:

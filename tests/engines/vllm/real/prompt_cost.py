@@ -48,7 +48,6 @@ KERNELS = {
         "start_forward", "compare_slots", "complete_slots", "verify_rows", "write_identities",
     ),
     "canary_obs.engines.toolkit.device_digests": ("follow_inputs", "follow_lists"),
-    "canary_obs.runtime.device.state": ("verify_list",),
 }  # fmt: skip
 _NO_LAUNCH = frozenset(
     {"__get__", "size", "stride", "dim", "data_ptr", "numel", "numpy", "view", "__getitem__"}
@@ -97,19 +96,17 @@ class Parts(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
 
-def instrument(patch: pytest.MonkeyPatch, parts: Parts) -> None:
+def instrument(
+    patch: pytest.MonkeyPatch, parts: Parts, timed: dict[str, tuple[str, ...]],
+    kernels: dict[str, tuple[str, ...]],
+) -> None:  # fmt: skip
     """Time what is patched in classes and modules, before an engine binds it."""
-    for at, names in PARTS.items():
+    for at, names in timed.items():
         for name in names:
             parts.wrap(patch, _owner(at), name, f"{at.rpartition('.')[2]}.{name}")
-    from canary_obs.engines.vllm import output_reports
-
-    reports = tuple([getattr(output_reports, each.__name__) for each in output_reports.REPORTS])
-    patch.setattr(output_reports, "REPORTS", reports)
-    for at, names in KERNELS.items():
+    for at, names in kernels.items():
         for name in names:
-            if hasattr(_owner(at), name):
-                parts.wrap(patch, _owner(at), name, "kernels", launch=True)
+            parts.wrap(patch, _owner(at), name, "kernels", launch=True)
 
 
 def _owner(at: str) -> Any:
@@ -182,7 +179,11 @@ def measure(folder: Path, length: int, prompts: int, mode: str) -> dict[str, Any
     parts, result, found = Parts(), dict[str, Any](), list[dict[str, float]]()
     with pytest.MonkeyPatch.context() as patch:
         keep_asynchronous(patch.setattr)
-        instrument(patch, parts)
+        instrument(patch, parts, PARTS, KERNELS)
+        from canary_obs.engines.vllm import output_reports
+
+        reports = tuple([getattr(output_reports, each.__name__) for each in output_reports.REPORTS])
+        patch.setattr(output_reports, "REPORTS", reports)
         with engine(folder, length, patch, parts) as rig:
             _mark_forward(patch, rig, parts)
             served = Prompts(rig, parts, length)
