@@ -77,7 +77,9 @@ class StreamHooks(StepHooks):
             side_stream.join()
             view = self._view(forward_batch)
             if view is None:
-                return original(forward_batch, *args, **kwargs)
+                result = original(forward_batch, *args, **kwargs)
+                with side_stream.after_all:  # a baseline of any slot must not precede what it writes
+                    return result
             repeated, self._kept = view is self._kept[1], (self._kept[1], view)
             observer.before_write(view)
             if not repeated:

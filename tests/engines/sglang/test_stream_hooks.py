@@ -89,6 +89,8 @@ def test_a_view_that_cannot_be_built_stays_the_canarys_affair(engine: Any) -> No
         "join",
         "fault step_view made up",
         "forward",
+        "after_all",  # what is launched next to a step follows this forward, too
+        "end after_all",
         "after_step",
     ]
 
