@@ -38,6 +38,8 @@ def run(
 ) -> tuple[Any, int]:
     """What is found, and how many forwards were replayed."""
     engine = Steady(3, device, backend=backend, **shown)
+    # No pass over all records, which counts: when one begins on a GPU is a matter of time.
+    engine.canary.baselines._settles_at = 1 << 62
     if not replaying:
         engine.canary.checks.replays = None
     for number, event in enumerate(events):
