@@ -32,7 +32,9 @@ SEED = 1
 class Offloading:
     """An engine that offloads to host memory; its prompts are whole blocks of `tokens`, and one more."""
 
-    def __init__(self, folder: Path, device: str, prompts: int, tokens: int, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, device: str, prompts: int, tokens: int, clock: Clock, *, eager: bool
+    ) -> None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         from canary_obs.demo.in_process_vllm import InProcessVllm
@@ -49,7 +51,7 @@ class Offloading:
         else:
             how["num_gpu_blocks_override"] = prompts * tokens // BLOCK[device] + 100
         self.vllm = InProcessVllm(
-            folder, "8b" if device == "cuda" else "tiny", SEED, enforce_eager=True, max_num_seqs=8,
+            folder, "8b" if device == "cuda" else "tiny", SEED, enforce_eager=eager, max_num_seqs=8,
             block_size=BLOCK[device], max_model_len=tokens + 64, max_num_batched_tokens=max(tokens + 64, 256),
             **how,
         )  # fmt: skip
@@ -127,7 +129,9 @@ def phase(engine: Offloading, rounds: int) -> dict[str, Any]:
     return {"store": stores, "load": loads, "copied": copied}
 
 
-def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
+def measure(
+    device: str, pairs: int, *, prompts: int, tokens: int, rounds: int, eager: bool
+) -> Iterator[dict[str, Any]]:
     """What was found so far, after each pair; the first one warms up."""
     from canary_obs.bench.environment import environment
     from canary_obs.engines.vllm import output_reports
@@ -164,7 +168,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     totals: Counter[str] = Counter()
     with TemporaryDirectory() as folder:
-        engine = Offloading(Path(folder), device, prompts, tokens, clock)
+        engine = Offloading(Path(folder), device, prompts, tokens, clock, eager=eager)
         clock.wrap(engine.worker, "submit_store", "vLLM submits")
         clock.wrap(engine.worker, "submit_load", "vLLM submits")
         for number in range(pairs + 1):
@@ -184,7 +188,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
                 if number:
                     found[protected].append(result)
             if number:
-                plan = {"pairs": number, "prompts": prompts, "tokens": tokens, "rounds": rounds}
+                plan = {"pairs": number, "prompts": prompts, "tokens": tokens, "rounds": rounds, "eager": eager}
                 yield {
                     "bench": "load_cost", "environment": environment(), "plan": plan,
                     "engine": engine.vllm.description(), **figures(found, tokens // BLOCK[device]), **totals,
@@ -208,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs (a CPU has none)")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     os.environ.pop("KV_CANARY_MODE", None)
@@ -219,7 +224,8 @@ def main() -> None:
     if given.device == "cpu":
         os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1")
         sizes = {"prompts": 4, "tokens": 1024, "rounds": 3}
-    for result in measure(given.device, given.pairs, **sizes):
+    eager = given.eager or given.device == "cpu"
+    for result in measure(given.device, given.pairs, eager=eager, **sizes):
         text = json.dumps(result, indent=1)
         if given.output:
             given.output.write_text(text + "\n")
