@@ -24,6 +24,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 MEASUREMENTS = (ROOT / "docs/measurements.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 MOST_LINES = 136
+VLLM_026 = "h200_issue16_vllm_v2", "h200_restructured_vllm_v1"
+DECODE, SINGLE = ("decode", "decode"), ("single", "decode")
+PROMPTS = ("single", "prefill"), ("decode", "prefill")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -51,8 +54,17 @@ def check_figures(shown: str, measured: list[float]) -> None:
         assert abs(float(text) - value) <= 0.5000001 / 10 ** len(text.partition(".")[2]), (shown, measured)
 
 
-def vllm_ratios(work: str) -> list[float]:
-    return [result(f"h200_vllm_{runner}.json")[work]["throughput_ratio"] for runner in ("v2", "v1")]
+def vllm_026(work: str) -> list[float]:
+    """Throughput relative to no canary, V2 and V1."""
+    return [result(f"{file}.json")[work]["throughput_ratio"] for file in VLLM_026]
+
+
+def alone(*works: tuple[str, str]) -> list[float]:
+    """Throughput of one vLLM 0.33 relative to no canary: of each result file a part."""
+    return [
+        result(f"h200_vllm_033_gpu_v2_{file}.json")[part]["throughput_ratio_median_pair"]
+        for file, part in works
+    ]
 
 
 def loads(file: str, *names: str) -> list[float]:
@@ -99,21 +111,13 @@ def test_requirements_and_ports_are_those_of_the_code() -> None:
 def test_the_cost_table_holds_what_was_measured() -> None:
     pool = POOLS[0]
     slot_bytes = pool.layers * len(pool.parts) * pool.heads * pool.head_bytes
-    kernels, cpu = result("kernels_h200.json"), result("cpu_compiled.json")
+    kernels, cpu = result("h200_kernels_67f6b677.json"), result("cpu_compiled.json")
     by_work = {row["work"]: row for row in kernels["rows"]}
-    alone = ("decode", "decode"), ("single", "decode"), ("single", "prefill")
     measured = [
         [RECORD_BYTES, 100 * RECORD_BYTES / slot_bytes, 8],  # "... of an 8B model's KV"
-        vllm_ratios("decode"),
-        vllm_ratios("prefill"),
-        [
-            *(
-                result(f"h200_vllm_033_gpu_v2_{file}.json")[part]["throughput_ratio_median_pair"]
-                for file, part in alone
-            ),
-            *throughputs("h200_vllm_033_load_8b_v2.json", "mixed"),
-        ],
-        loads("h200_load_small_v2.json", "decode"),
+        alone(DECODE, SINGLE, *PROMPTS),
+        throughputs("h200_vllm_033_load_8b_v2_be1d23af.json", "mixed"),
+        throughputs("h200_vllm_033_load_small_v2.json", "decode"),
         loads("h200_sglang_8b.json", "decode", "single", "prefill"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],
         [cpu[run][1]["numba_us"]["step"] for run in ("bench_cpu_load_9", "bench_cpu_load_9_again")],
@@ -124,28 +128,20 @@ def test_the_cost_table_holds_what_was_measured() -> None:
         for file in re.findall(r"`([\w.]+\.json)`", cells[2]):
             assert (RESULTS / file).exists()
     assert cpu["bench_cpu_load_9"][1]["requests"] == 8
-    assert {result(f"h200_vllm_{runner}.json")["vllm"] for runner in ("v1", "v2")} == {"0.26.0"}
 
 
 def test_the_page_on_performance_begins_with_what_was_measured() -> None:
-    alone = {file: result(f"h200_vllm_033_gpu_v2_{file}.json") for file in ("decode", "single")}
-    ratio = "throughput_ratio_median_pair"
     both, sglang = "h200_vllm_033_load_8b_v2.json", "h200_sglang_8b.json"
     small = throughputs("h200_vllm_033_load_small_v2.json", "decode", "single", "mixed")
     added = [1 / (1 + value / 100) for value in loads(sglang, "decode", "single", "prefill", "mixed")]
     measured: list[list[list[float]]] = [
-        [
-            [alone["decode"]["decode"][ratio]],
-            [alone["single"]["decode"][ratio]],
-            [alone["single"]["prefill"][ratio], alone["decode"]["prefill"][ratio]],
-            [],
-        ],
+        [alone(DECODE), alone(SINGLE), alone(*PROMPTS), []],
         [
             *([value] for value in throughputs(both, "decode", "single")),
             [],
             throughputs("h200_vllm_033_load_8b_v2_be1d23af.json", "mixed"),
         ],
-        [vllm_ratios("decode"), [], vllm_ratios("prefill"), []],
+        [vllm_026("decode"), [], vllm_026("prefill"), []],
         [[value] for value in added],
         [[small[0]], [small[1]], [], [small[2]]],
     ]
@@ -156,38 +152,98 @@ def test_the_page_on_performance_begins_with_what_was_measured() -> None:
 
 
 def test_the_vllm_tables_hold_what_was_measured() -> None:
-    table = rows(section((ROOT / "docs/vllm.md").read_text("utf-8"), "What it costs"))
-    history = rows(section(MEASUREMENTS, "vLLM 0.26 on an H200"))
-    for i, work in enumerate(("decode", "prefill", "fill")):
-        v2, v1 = vllm_ratios(work)
-        check_figures(" ".join(table[i][1:]), [v2, v1])
-        check_figures(history[2 * i][-1], [v2])
-        check_figures(history[2 * i + 1][-1], [v1])
-    assert all(result(f"h200_vllm_{runner}.json")["violations"] == 0 for runner in ("v1", "v2"))
+    page = section((ROOT / "docs/vllm.md").read_text("utf-8"), "What it costs")
+    newest, older = page.split("| vLLM 0.26 |")
+    measured = [alone(DECODE), alone(SINGLE), alone(*PROMPTS), alone(("decode", "fill"))]
+    for cells, values in zip(rows(newest), measured, strict=True):
+        check_figures(cells[1], values)
+    measurements = rows(section(MEASUREMENTS, "One engine, alone on its GPU"))
+    for cells, values in zip(measurements[:4], (*measured[:2], measured[3], measured[2]), strict=True):
+        check_figures(cells[2], values)
+    both = [vllm_026(work) for work in ("decode", "prefill", "fill")]
+    for table in (rows("| vLLM 0.26 |" + older), measurements[-3:]):
+        for cells, values in zip(table, both, strict=True):
+            check_figures(" ".join(cells[1:]), values)
+    for file in VLLM_026:
+        assert (result(f"{file}.json")["vllm"], result(f"{file}.json")["violations"]) == ("0.26.0", 0)
+
+
+def test_the_figures_of_loads_are_those_of_the_result_files() -> None:
+    table = {cells[0].split(" (")[0]: cells for cells in rows(section(MEASUREMENTS, "Two engines in turns"))}
+    table["`ttft`"] = table["time to first token, idle engine"]
+    on_h100 = "decode", "single", "prefill", "mixed", "ttft"
+    for column, file, names in (
+        (1, "h200_vllm_033_load_8b_v2", ("decode", "single", "prefill")),
+        (1, "h200_vllm_033_load_8b_v2_be1d23af", ("mixed", "short", "ttft")),
+        (2, "h200_vllm_033_load_8b_v1", ("mixed", "ttft")),
+        (3, "h100_vllm_033_load_8b_v2", on_h100),
+        (4, "h100_vllm_033_load_8b_v1", on_h100),
+    ):
+        measures = result(f"{file}.json")["measures"]
+        for name in names:
+            figure = measures[f"{name}: {'time to first token' if name == 'ttft' else 'throughput'}"]
+            shown = table[f"`{name}`"][column]
+            check_figures(shown, [figure["value"], figure["noise"]][: len(numbers(shown))])
+
+
+def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
+    table = rows(section(MEASUREMENTS, "Throughput"))
+    names = "decode", "few", "single", "prefill", "mixed"
+    for file, lines in (("h200_sglang_8b.json", table[:5]), ("h200_sglang_small.json", table[6:])):
+        for cells, value in zip(lines, loads(file, *names), strict=True):
+            shown = re.sub(r"\(.*?\)", "", cells[1])
+            check_figures(shown, [abs(value)])
+            assert ("-" in shown) == (value < 0)
+
+
+def test_the_figures_of_kernels_are_those_of_the_result_file() -> None:
+    figures = {row["work"]: row for row in result("h200_kernels_67f6b677.json")["rows"]}
+    first, second = section(MEASUREMENTS, "Kernels").split("Before a forward")
+    pool = POOLS[0].name
+    measured = [
+        *([figures[f"{pool}: {work}"]["ratio"]] for work in ("sweep, random", "sweep, sequential")),
+        [figures[f"{pool}: fingerprints of 8192"]["ratio"]],
+        [figures["prefill 1 x 8192 after 0: chain"]["us"]],
+        *([figures[f"decode {shape} x 4096: verify"]["us"]] for shape in (256, 64)),
+        [figures["decode 256 x 4096: head and tail with writes"]["us"]],
+    ]
+    *table, host = rows(first)
+    for cells, values in zip(table, measured, strict=True):
+        check_figures(cells[1], values)
+    launches = [row["us"] for work, row in figures.items() if work.endswith("host, 4 launches")]
+    check_figures(host[1], [min(launches), max(launches)])
+    for cells, shape in zip(rows(second), POOLS, strict=True):
+        compared = [
+            f"{shape.name}: a forward's comparison of {slots}, L2 flushed" for slots in (1, 16, 64, 256)
+        ]
+        check_figures(" ".join(cells[1:5]), [figures[work]["us"] for work in compared])
+        swept = [figures[f"{shape.name}: sweep, {order}"]["ratio"] for order in ("random", "sequential")]
+        check_figures(" ".join(cells[5:]), swept)
 
 
 def test_the_latest_figures_of_the_reference_engine_are_those_of_the_result_files() -> None:
-    step, pipeline, patrol = (result(f"h200_{name}.json") for name in ("step", "pipeline", "patrol"))
-    lines = section(MEASUREMENTS, "The reference engine on an H200").splitlines()
-    cells = {line.split("|")[1].strip(): line.strip("| ").split(" | ") for line in lines if "|" in line}
-    ahead, waits = step["engine_runs_ahead"], step["engine_waits_each_step"]
-    check_figures(cells["checks, engine ahead"][-2], [100 * ahead["checks_over_none"]])
-    check_figures(cells["checks, engine waits"][-2], [100 * waits["checks_over_none"]])
-    for row, engine in (
-        ("GPU 50 steps behind", "gpu_steps_behind"),
-        ("engine waits", "engine_waits_each_step"),
-    ):
-        times = pipeline[engine]["after_step_us"]
-        check_figures(cells[row][-1], [times["p50"], times["p99"]])
-    for row, budget in (("`1%` (default)", "1%"), ("`5GB/s`", "5GB/s"), ("`15GB/s`", "15GB/s")):
-        share = 100 * patrol["by_budget"][budget]["checks_and_patrol_over_checks"]
-        check_figures(cells[row][5], [abs(share)])
+    step, pipeline = result("h200_issue17_step.json"), result("h200_restructured_pipeline.json")
+    by_budget = result("h200_patrol.json")["by_budget"]
+    times = [pipeline[engine]["after_step_us"] for engine in ("gpu_steps_behind", "engine_waits_each_step")]
+    prefill = step["measures"]["prefill: checks_and_patrol over none"]
+    measured = [
+        [100 * step["engine_runs_ahead"]["checks_over_none"]],
+        [100 * step["engine_waits_each_step"]["checks_over_none"]],
+        [100 * abs(prefill["value"]), 100 * prefill["noise"]],
+        *([time["p50"], time["p99"]] for time in times),
+        *(
+            [100 * abs(by_budget[budget]["checks_and_patrol_over_checks"])]
+            for budget in ("1%", "5GB/s", "15GB/s", "50GB/s")
+        ),
+    ]
+    for cells, values in zip(rows(section(MEASUREMENTS, "The reference engine")), measured, strict=True):
+        check_figures(cells[2], values)
 
 
 def test_every_result_file_is_explained() -> None:
-    for path in RESULTS.glob("*.json"):
-        pattern = re.sub(r"_drafts_\w+", "_drafts_*", path.name)
-        assert path.name in MEASUREMENTS or pattern in MEASUREMENTS, path.name
+    """And only those: what the page names is there."""
+    named = set(re.findall(r"`([\w.-]+\.json)`", MEASUREMENTS))
+    assert named == {path.name for path in RESULTS.glob("*.json")}
 
 
 def test_version_and_addresses_agree() -> None:
