@@ -188,7 +188,8 @@ def measure(
                 if number:
                     found[protected].append(result)
             if number:
-                plan = {"pairs": number, "prompts": prompts, "tokens": tokens, "rounds": rounds, "eager": eager}
+                sizes = {"prompts": prompts, "tokens": tokens, "rounds": rounds}
+                plan = {"pairs": number, **sizes, "eager": eager}
                 yield {
                     "bench": "load_cost", "environment": environment(), "plan": plan,
                     "engine": engine.vllm.description(), **figures(found, tokens // BLOCK[device]), **totals,
