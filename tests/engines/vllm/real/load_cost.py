@@ -191,7 +191,7 @@ def measure(
                 sizes = {"prompts": prompts, "tokens": tokens, "rounds": rounds}
                 plan = {"pairs": number, **sizes, "eager": eager}
                 yield {
-                    "bench": "load_cost", "environment": environment(), "plan": plan,
+                    "bench": "load_cost", "environment": environment(), "plan": plan | {"eager": eager},
                     "engine": engine.vllm.description(), **figures(found, tokens // BLOCK[device]), **totals,
                 }  # fmt: skip
         engine.vllm.shutdown()
