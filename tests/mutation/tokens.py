@@ -56,10 +56,14 @@ ALL = (
     ),
     *mutants(
         "canary_obs/engines/vllm/token_chains.py",
-        ("            if stop < count:", "            if False:", _ANY_ORDER),
-        ("self._known[name] = tokens.size, chain", "self._known[name] = tokens.size - 1, chain", _LOADED),
+        ("(starts > ends) & (ends >= 0)", "(starts > ends) & (ends < -1)", _ANY_ORDER),
+        (
+            "self._known[name] = tokens.size, int(after)",
+            "self._known[name] = tokens.size - 1, int(after)",
+            _LOADED,
+        ),
         ("                self._due.pop(request, None)\n", "", _LOADED + "[ended a step later]"),
-        ("min(count, request.num_tokens)", "request.num_tokens", _ANY_ORDER),
+        ("list(map(min, computed, map(len, tokens)))", "list(map(len, tokens))", _ANY_ORDER),
         (
             "                self._known.pop(request, None)\n",
             "                pass\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ class _Order:
     def __init__(self, requests: list[str], sent: list[str]) -> None:
         self.requests, self.sent = requests, sent  # that it was made for
         self.same = requests == sent
-        known = {request: place for place, request in enumerate(sent)}
-        self.places = np.array([known.get(request, -1) for request in requests], dtype=np.intp)
+        known = dict(zip(sent, range(len(sent)), strict=True))
+        self.places = np.array(list(map(known.get, requests, repeat(-1))), dtype=np.intp)
         missing = np.flatnonzero(self.places < 0)
         self.unknown = missing if missing.size else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,10 @@ class TokenDigests:
         self._counts[row], self._digests[row] = 0, _ANCHOR
 
     def _set_batch(self, requests: list[str]) -> None:
-        known = self._absent
-        before = zip(self._requests, self._counts.tolist(), self._digests.tolist(), strict=True)
+        known, before = self._absent, zip(self._counts.tolist(), self._digests.tolist(), strict=True)
         # Those without tokens ended, or start again: nothing is to be kept of them.
-        known |= {request: (count, digest) for request, count, digest in before if count}
-        rows = [known.pop(request, (0, _ANCHOR)) for request in requests]
+        kept = self._counts > 0
+        known.update(compress(zip(self._requests, before, strict=True), kept.tolist()))
+        rows = list(map(known.pop, requests, repeat((0, _ANCHOR))))
         self._counts, self._digests = np.array(rows, dtype=np.int64).reshape(-1, 2).T.copy()
         self._requests, self._result = requests, torch.from_numpy(self._digests)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
+from operator import attrgetter, getitem
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from canary_obs.runtime.device.backend import choose_backend
 TOKENS_ATTRIBUTE = "kv_canary_tokens"
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
 _NONE = np.empty((2, 0), dtype=np.int64)  # of an output without tokens
+_UNKNOWN = 0, int(ANCHOR)  # tokens of a request that is new, the chain over them
+_own_lists, _embeds_of = attrgetter("_all_token_ids"), attrgetter("prompt_embeds")
+_computed_of = attrgetter("num_computed_tokens")
 
 
 class _Decoding:
@@ -45,9 +50,9 @@ class _Decoding:
         return self.names == list(scheduled) and list(map(requests.get, self.names)) == self._found
 
     @property
-    def chains(self) -> tuple[list[int], NDArray[np.uint64]]:
+    def chains(self) -> tuple[list[int], list[int]]:
         """The tokens in each chain, and the chains."""
-        return self._state[0].tolist(), self._state[1].view(np.uint64)
+        return self._state[0].tolist(), self._state[1].view(np.uint64).tolist()
 
     def go_on(self, computed: list[int]) -> NDArray[np.int64] | None:
         """As `advance` returns it; None = not each of them went on by one known token, so begin anew.
@@ -71,8 +76,7 @@ class _Decoding:
         return sent.copy()
 
     def _begin(self) -> None:
-        tokens = [_own_list(request) for request in self._found]
-        counts = self._state[0]
+        tokens, counts = _lists_of(self._found), self._state[0]
         ahead = np.array(self._computed, dtype=np.int64) - counts
         if all(type(each) is list for each in tokens):
             self._tokens = tokens
@@ -83,9 +87,12 @@ class _Decoding:
             self._newest = zip(*map(_from, tokens, counts.tolist()), strict=False)
 
 
-def _own_list(request: Any) -> Any:
-    """The list that vLLM appends a request's tokens to: each look into `all_token_ids` is a Python call."""
-    return getattr(request, "_all_token_ids", request.all_token_ids)
+def _lists_of(requests: Sequence[Any]) -> list[Any]:
+    """The lists that vLLM appends tokens to: each look into `all_token_ids` is a Python call."""
+    try:
+        return list(map(_own_lists, requests))
+    except AttributeError:
+        return [request.all_token_ids for request in requests]
 
 
 def _from(tokens: list[int], start: int) -> Iterator[int]:
@@ -101,7 +108,7 @@ class TokenChains:
 
     def __init__(self) -> None:
         self._backend = choose_backend("auto", torch.device("cpu"))
-        self._known: dict[str, tuple[int, np.uint64]] = {}  # by request: tokens, the chain over them
+        self._known: dict[str, tuple[int, int]] = {}  # by request: tokens, the chain over them
         self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
         # First tokens of requests that wait for a load: of the last output, and of the one before.
         self._announced: dict[str, NDArray[np.int32]] = {}
@@ -182,38 +189,33 @@ class TokenChains:
         due, self._due, self._announced = self._due, self._announced, {}
         for name, tokens in due.items():
             ends = np.array([0]), np.array([tokens.size])
-            (chain,) = added_chains(np.array([ANCHOR]), tokens, *ends)
-            self._known[name] = tokens.size, chain
+            (after,) = added_chains(np.array([ANCHOR]), tokens, *ends)
+            self._known[name] = tokens.size, int(after)
 
     def _prepare(
         self, requests: Mapping[str, Any], scheduled: Mapping[str, int]
     ) -> Callable[[], NDArray[np.int64]]:
+        # Of all requests of a batch that changes: no Python call, and no loop, for each of them.
         self._leave_decoding()
         names = list(scheduled)
-        found = [requests[name] for name in names]
-        computed = [request.num_computed_tokens for request in found]
-        lens = [min(count, request.num_tokens) for count, request in zip(computed, found, strict=True)]
-        return partial(self._advance, names, found, computed, lens)
+        found = list(map(requests.__getitem__, names))
+        computed, tokens = list(map(_computed_of, found)), _lists_of(found)
+        lens = list(map(min, computed, map(len, tokens)))
+        return partial(self._advance, names, found, tokens, computed, lens)
 
     def _advance(
-        self, names: list[str], found: list[Any], computed: list[int], lens: list[int]
+        self, names: list[str], found: list[Any], tokens: list[Any], computed: list[int], lens: list[int]
     ) -> NDArray[np.int64]:
-        known, ids, starts = self._known, list[int](), list[int]()
-        before = np.empty(len(names), dtype=np.uint64)
-        for place, (name, request) in enumerate(zip(names, found, strict=True)):
-            stop = lens[place]
-            count, before[place] = known.get(name, (0, ANCHOR))
-            if stop < count:  # preempted: it is computed anew
-                count, before[place] = 0, ANCHOR
-            if request.prompt_embeds is not None:  # its prompt has no tokens
-                count, stop = 0, -1
-                lens[place] = stop
-            if stop > count:
-                ids += _own_list(request)[count:stop]
-            starts.append(min(count, max(stop, 0)))
-        ends = np.array(lens, dtype=np.int64)
-        chains = added_chains(before, token_array(ids), np.array(starts, dtype=np.int64), ends)
-        known.update(zip(names, zip(lens, chains, strict=True), strict=True))
+        counts, before = map(list, zip(*map(self._known.get, names, repeat(_UNKNOWN)), strict=True))
+        for place, embeds in enumerate(map(_embeds_of, found)):
+            if embeds is not None:  # its prompt has no tokens
+                counts[place], lens[place], tokens[place] = 0, -1, ()
+        starts, ends = np.array(counts, dtype=np.int64), np.array(lens, dtype=np.int64)
+        for place in np.flatnonzero((starts > ends) & (ends >= 0)).tolist():  # preempted: computed anew
+            starts[place], (counts[place], before[place]) = 0, _UNKNOWN
+        ids = list(chain.from_iterable(map(getitem, tokens, map(slice, counts, lens))))
+        chains = added_chains(np.array(before, dtype=np.uint64), token_array(ids), starts, ends)
+        self._known.update(zip(names, zip(lens, chains.tolist(), strict=True), strict=True))
         sent = np.stack((ends, chains.view(np.int64)))
         if min(lens, default=-1) >= 0:
             self._decoding = _Decoding(self._backend, names, found, computed, sent)
@@ -222,7 +224,8 @@ class TokenChains:
     def _leave_decoding(self) -> None:
         last, self._decoding = self._decoding, None
         if last is not None:
-            self._known.update(zip(last.names, zip(*last.chains, strict=True), strict=True))
+            counts, chains = last.chains
+            self._known.update(zip(last.names, zip(counts, chains, strict=True), strict=True))
 
 
 def chains_of(scheduler: Any) -> TokenChains:
