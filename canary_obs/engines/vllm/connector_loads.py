@@ -11,6 +11,7 @@ from torch import Tensor
 from canary_obs.engine_api.loads import ArrivedBlocks
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.block_slots import slots_of
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import (
     BlockRows,
@@ -19,7 +20,7 @@ from canary_obs.engines.vllm.loaded_blocks import (
     loaded_blocks,
     rows_of,
 )
-from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded, LoadTokens
+from canary_obs.engines.vllm.pool_events import BlockEvent, LaterTokens, Loaded, LoadTokens
 from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
 from canary_obs.runtime.device.uploads import uploaded
 
@@ -46,7 +47,7 @@ class ConnectorLoads:
         self._waiting: dict[str, list[Loaded]] = {}  # by request; until it is scheduled
         self._open: set[str] = set()  # those of them whose arrival was not reported yet
         # Of those, with tokens: not begun yet, as their copies have not been submitted.
-        self._due: list[tuple[str, list[Loaded], bytes | None]] = []
+        self._due: list[tuple[str, list[Loaded], LaterTokens]] = []
         # With the forward of the step under way, which may be reported as failed after it: loads, computed.
         self.landing: dict[str, tuple[list[Loaded], int]] = {}
         self.failed: set[int] = set()  # blocks that the connector could not load
@@ -91,7 +92,7 @@ class ConnectorLoads:
         for request, loads in _by_request(started).items():
             self._forget_copies(loads)
             if request in computed:
-                self._begin(request, loads, tokens.get(request), observer, waits=False)
+                self._begin(request, loads, _given(tokens.get(request)), observer, waits=False)
                 self.loaded_from[request] = self._first_token(loads)
                 self.landing[request] = loads, computed[request]
             else:
@@ -111,7 +112,7 @@ class ConnectorLoads:
         """
         due, self._due = self._due, []
         for request, loads, tokens in due:
-            self._begin(request, loads, tokens, observer, waits=True)
+            self._begin(request, loads, _given(tokens), observer, waits=True)
 
     def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
         """The step that has begun writes these blocks again, which were found in the prefix cache."""
@@ -218,6 +219,10 @@ class ConnectorLoads:
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
         return min(first_token(load, self._sizes[load.group]) for load in loads if load.group in self._sizes)
+
+
+def _given(tokens: LaterTokens) -> bytes | None:
+    return tokens.get() if isinstance(tokens, Later) else tokens
 
 
 def _computed_tokens(output: Any) -> dict[str, int]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from canary_obs.engines.toolkit.later import Later
+
+# Of a long prompt they take longer than all else that precedes its load. None = they could not be read.
+LaterTokens = Later[bytes] | bytes | None
+
 
 class Published(NamedTuple):
     """The pool cached a block: the request's `number`-th one, with `filled` valid tokens."""
@@ -57,7 +62,7 @@ class LoadTokens(NamedTuple):
     """Tokens of a request whose `Loaded` events follow: int32, from its first to the last that is loaded."""
 
     request: str
-    tokens: bytes
+    tokens: LaterTokens
 
 
 class EventsLost(NamedTuple):

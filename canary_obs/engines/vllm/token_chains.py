@@ -111,13 +111,13 @@ class TokenChains:
         self._known: dict[str, tuple[int, int]] = {}  # by request: tokens, the chain over them
         self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
         # First tokens of requests that wait for a load: of the last output, and of the one before.
-        self._announced: dict[str, NDArray[np.int32]] = {}
-        self._due: dict[str, NDArray[np.int32]] = {}
+        self._announced: dict[str, Later[bytes]] = {}
+        self._due: dict[str, Later[bytes]] = {}
         # Of the last output; all else lags behind until it is there.
         self._later: Later[NDArray[np.int64]] | None = None
 
-    def expect(self, request: str, tokens: NDArray[np.int32]) -> None:
-        """A connector loads these first tokens of a request with the output that is being made.
+    def expect(self, request: str, tokens: Later[bytes]) -> None:
+        """A connector loads these first tokens, int32, of a request with the output that is being made.
 
         Their chain is computed with the next one, while they are on their way.
         """
@@ -187,7 +187,10 @@ class TokenChains:
 
     def _add_loaded(self) -> None:
         due, self._due, self._announced = self._due, self._announced, {}
-        for name, tokens in due.items():
+        for name, later in due.items():
+            if (given := later.get()) is None:  # the whole chain is computed when it is scheduled
+                continue
+            tokens = np.frombuffer(given, dtype=np.int32)
             ends = np.array([0]), np.array([tokens.size])
             (after,) = added_chains(np.array([ANCHOR]), tokens, *ends)
             self._known[name] = tokens.size, int(after)

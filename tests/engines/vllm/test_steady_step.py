@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm.pool_events import (
     EventsLost,
     Loaded,
@@ -100,7 +101,9 @@ def test_an_output_that_gives_blocks_grows() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [Loaded(0, (1,), 0, 0, 4, "a"), LoadTokens("a", b""), EventsLost(1), None], ids=str
+    "event",
+    [Loaded(0, (1,), 0, 0, 4, "a"), LoadTokens("a", Later(lambda: b"")), EventsLost(1), None],
+    ids=str,
 )
 def test_what_a_load_brings_or_nobody_knows_is_followed(event: Any) -> None:
     assert steady().change(output(**GROWN), (*OF_BLOCKS, event)) is Change.OTHER

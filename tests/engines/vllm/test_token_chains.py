@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm import token_chains
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE, TokenChains, send_tokens
 from tests.oracles import records as oracle
@@ -51,6 +52,10 @@ def pairs(sent: Any) -> list[tuple[int, int]]:
 
 def expected(tokens: list[int], known: int) -> tuple[int, int]:
     return known, oracle.signed(oracle.digest_of(tokens[:known]))
+
+
+def packed(tokens: list[int]) -> Later[bytes]:
+    return Later(lambda: np.array(tokens, dtype=np.int32).tobytes())
 
 
 @given(
@@ -241,7 +246,7 @@ def test_a_preempted_request_that_knows_the_next_token_is_computed_anew() -> Non
 @pytest.mark.parametrize("in_between", [0, 1, 2])
 def test_the_chain_of_loaded_tokens_is_computed_while_they_are_on_their_way(in_between: int) -> None:
     chains, loading = TokenChains(), [7 * number for number in range(40)]
-    chains.expect("a", np.array(loading[:32], dtype=np.int32))
+    chains.expect("a", packed(loading[:32]))
     assert told(chains, {"b": request([1, 2, 3], 2)}) == [expected([1, 2, 3], 2)]
     assert "a" not in chains._known, "it would hold up the load"
     for _ in range(in_between):
@@ -249,6 +254,15 @@ def test_the_chain_of_loaded_tokens_is_computed_while_they_are_on_their_way(in_b
     assert ("a" in chains._known) == (in_between > 0)
     assert told(chains, {"a": request(loading, 36)}) == [expected(loading, 36)]
     assert (chains._announced, chains._due) == ({}, {})
+
+
+def test_loaded_tokens_that_could_not_be_read_are_chained_when_the_request_is_scheduled() -> None:
+    chains, loading = TokenChains(), [7 * number for number in range(40)]
+    chains.expect("a", Later(lambda: None))
+    told(chains, {})
+    told(chains, {})
+    assert "a" not in chains._known
+    assert told(chains, {"a": request(loading, 36)}) == [expected(loading, 36)]
 
 
 def test_an_output_without_tokens_costs_no_computation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +277,7 @@ def test_an_output_without_tokens_costs_no_computation(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("how", ["with its load", "computed again", "ended", "ended a step later"])
 def test_what_was_said_of_a_load_is_not_believed_later(how: str) -> None:
     chains, tokens = TokenChains(), list(range(100, 140))
-    chains.expect("a", np.array(tokens[:32], dtype=np.int32))
+    chains.expect("a", packed(tokens[:32]))
     if how == "with its load":
         told(chains, {"a": request(tokens, 33)})
     elif how == "ended a step later":
@@ -327,7 +341,7 @@ def test_chains_of_prompts_are_computed_before_what_follows(monkeypatch: pytest.
         chains.forget({"a"})
         requests["a"] = prompt(70)
     elif by == "a load":
-        chains.expect("c", np.arange(3, dtype=np.int32))
+        chains.expect("c", packed([0, 1, 2]))
         chains.advance({}, {})
     else:
         arrived = pickle.loads(pickle.dumps(sent))
