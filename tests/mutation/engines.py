@@ -111,13 +111,13 @@ INPUTS = mutants(
 TOKENS = mutants(
     "canary_obs/engines/toolkit/token_digests.py",
     (
-        "in before if count}",
-        "in before}",
+        "kept = self._counts > 0",
+        "kept = self._counts >= 0",
         "tests/engines/toolkit/test_token_digests.py::test_nothing_is_kept_of_requests_that_ended",
     ),
     (
-        "in before if count}",
-        "in before if not count}",
+        "kept = self._counts > 0",
+        "kept = self._counts == 0",
         "tests/engines/toolkit/test_token_digests.py::test_nothing_is_kept_of_requests_that_ended",
     ),
     (

@@ -152,7 +152,7 @@ ALL = (
             _COLUMNS + "test_rows_that_are_needed_at_once_are_taken_with_columns_that_were_to_come_later",
         ),
         (
-            "np.array([known.get(request, -1) for request in requests], dtype=np.intp)",
+            "np.array(list(map(known.get, requests, repeat(-1))), dtype=np.intp)",
             "np.arange(len(requests))",
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
         ),
