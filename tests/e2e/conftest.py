@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
+from tests.forked import Forked
 
+_Process = subprocess.Popen[bytes] | Forked
 # Beside other tests of real engines on two cores, a process has taken over a minute to start.
 TIMEOUT_SECONDS = 150.0
 
@@ -41,34 +43,38 @@ class System:
     folder: Path
     port: int
     token: str = ""
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[_Process] = field(default_factory=list)
 
     @property
     def endpoint(self) -> str:
         return f"ipc://{self.folder}/service.sock"
 
-    def start(self, *arguments: str, within: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, within: tuple[str, ...] = (), **environ: str) -> _Process:
         """Run a canary-obs command in a process; `within` is a command prefix, such as `ip netns exec`."""
         settings = {"OMP_NUM_THREADS": "1", "KV_CANARY_TOKEN": self.token} | environ
         if not self.token:
             del settings["KV_CANARY_TOKEN"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
-        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*within, sys.executable, "-m", "canary_obs", *arguments],
-                env=clean | settings,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        log = self.folder / f"{len(self.processes)}.log"
+        if within:
+            with log.open("wb") as output:
+                process: _Process = subprocess.Popen(
+                    [*within, sys.executable, "-m", "canary_obs", *arguments],
+                    env=clean | settings,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+        else:
+            process = Forked(arguments, clean | settings, log)
         self.processes.append(process)
         return process
 
-    def serve(self, **environ: str) -> subprocess.Popen[bytes]:
+    def serve(self, **environ: str) -> _Process:
         process = self.start("serve", "--port", str(self.port), "--endpoint", self.endpoint, **environ)
         self.until(lambda: self.get("/healthz").status == 200)
         return process
 
-    def engine(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def engine(self, *arguments: str) -> _Process:
         return self.start("demo", "--shape", "tiny", "--endpoint", self.endpoint, *arguments)
 
     def request(self, method: str, path: str, body: object = None, token: str | None = None) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +9,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_ANSWER_SECONDS = 240.0  # a hang is told, a loaded machine is not
+from tests.forked import CONTEXT
 
-# Loaded once and not by every rank; the compiled operations take seconds.
-_PRELOADED = ["tests.reference_engine.disaggregated"] + [
-    f"canary_kernels.{operation}.cpu" for operation in ("verify", "write", "fingerprint", "digest")
-]
+_ANSWER_SECONDS = 240.0  # a hang is told, a loaded machine is not
 
 Scenario = Callable[..., Any]
 
@@ -29,8 +24,8 @@ class Ranks:
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(prefill + decode):
-            mine, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(
+            mine, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(
                 target=_serve,
                 args=(theirs, rank, prefill, decode, f"file://{rendezvous}", engines),
                 daemon=True,
@@ -69,7 +64,6 @@ def ranks(
     prefill: int, decode: int, folder: Path, patience: float = _ANSWER_SECONDS, prefill_engines: int = 1
 ) -> Iterator[Ranks]:
     """A cluster for the duration of a block; `patience`: seconds until an answer counts as a hang."""
-    _CONTEXT.set_forkserver_preload(_PRELOADED)
     rendezvous = folder / f"rendezvous-{prefill}-{decode}"
     started = Ranks(prefill, decode, rendezvous, patience, prefill_engines)
     try:
