@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,10 @@ class Rig:
         from sglang.srt.runtime_context import SpawnRanks, get_resources, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from tests.interpreter import quicken
+
+            quicken()
         stand_ins.attention()
         linear_attention.install()
         arguments = ServerArgs(model_path=str(model), **(DEFAULTS | settings))
