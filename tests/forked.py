@@ -1,35 +1,55 @@
-"""`canary-obs` in forks of a process that has imported what it needs: a start of its own takes seconds."""
+"""Python programs in forks of a process that has imported what they need: a start of their own takes seconds.
+
+That process is multiprocessing's server of forks, one of each process that runs tests. It starts with the
+first program, in the environment of that moment; each program has the environment that it is given.
+"""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import IO, Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
-# Loaded once and not by every fork; the compiled operations take seconds.
-_PRELOADED = [
-    "canary_obs.cli",
-    "canary_obs.serve",
-    "canary_obs.demo.reference",
-    "uvicorn.lifespan.on",
-    "uvicorn.loops.auto",
-    "uvicorn.protocols.http.auto",
-    "tests.reference_engine.disaggregated",
-    *(f"canary_kernels.{operation}.cpu" for operation in ("verify", "write", "fingerprint", "digest")),
-]
-CONTEXT.set_forkserver_preload(_PRELOADED)
+# Of tests of the reference engine and of the service; the compiled operations take seconds.
+CONTEXT.set_forkserver_preload(
+    [
+        "canary_obs.cli",
+        "canary_obs.serve",
+        "canary_obs.demo.reference",
+        "uvicorn.lifespan.on",
+        "uvicorn.loops.auto",
+        "uvicorn.protocols.http.auto",
+        "tests.reference_engine.disaggregated",
+        *(f"canary_kernels.{operation}.cpu" for operation in ("verify", "write", "fingerprint", "digest")),
+    ]
+)
 
 
 class Forked:
-    """A command of canary-obs; it ends with this process at the latest. As a subprocess.Popen."""
+    """`python -m MODULE ARGUMENTS`, as a subprocess.Popen; it ends with this process at the latest."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], log: Path) -> None:
-        self._process = CONTEXT.Process(target=_run, args=(arguments, environment, log), daemon=True)
+    def __init__(
+        self, module: str, *arguments: str, env: Mapping[str, str], files: Sequence[IO[Any]],
+        stdin: IO[Any] | None = None, session: bool = False,
+    ) -> None:  # fmt: skip
+        """`files`: its standard output and, if it is another one, standard error. May be closed afterwards.
+
+        `session`: one of its own, which what it starts belongs to.
+        """
+        numbers = [file.fileno() for file in (files[0], files[-1], *([stdin] if stdin else []))]
+        given = module, arguments, dict(env), os.getcwd(), _Descriptors(numbers), session
+        self._process = CONTEXT.Process(target=_run, args=given, daemon=True)
         self._process.start()
 
     @property
@@ -44,7 +64,7 @@ class Forked:
         """Exit code. Raises subprocess.TimeoutExpired."""
         self._process.join(seconds)
         if (code := self._process.exitcode) is None:
-            raise subprocess.TimeoutExpired("canary-obs", seconds or 0.0)
+            raise subprocess.TimeoutExpired(self._process.name, seconds or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -55,13 +75,73 @@ class Forked:
         self._process.kill()
 
 
-def _run(arguments: tuple[str, ...], environment: Mapping[str, str], log: Path) -> None:
-    from canary_obs.cli import main
+class _WithEnvironment(ForkServerProcess):
+    """A process with the environment in which it was made, as a spawned one has it."""
 
-    with log.open("wb") as output:
-        for descriptor in (1, 2):
-            os.dup2(output.fileno(), descriptor)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._environment = dict(os.environ)
+
+    def run(self) -> None:
+        _set_environment(self._environment)
+        super().run()
+
+
+class Context(ForkServerContext):
+    """For a program that takes a context of multiprocessing, instead of one that spawns."""
+
+    Process = _WithEnvironment  # type: ignore[assignment]
+
+
+class _Descriptors:
+    """Open files of this process, and of the fork that this is handed to."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = list(numbers)
+
+    def __getstate__(self) -> list[Any]:
+        return [DupFd(number) for number in self.numbers]
+
+    def __setstate__(self, copies: list[Any]) -> None:
+        self.numbers = [copy.detach() for copy in copies]
+
+
+def _run(
+    module: str, arguments: tuple[str, ...], environment: dict[str, str], folder: str, files: _Descriptors,
+    session: bool,
+) -> None:  # fmt: skip
+    if session:
+        os.setsid()
+    for descriptor, number in zip((1, 2, 0), files.numbers, strict=False):
+        os.dup2(number, descriptor)
+        os.close(number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
+    _set_environment(environment)
+    os.chdir(folder)
+    sys.argv = [module, *arguments]
+    multiprocessing.current_process().daemon = False  # those that it starts end with it
+    os._exit(_exit_code(module))
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["canary-obs", *arguments]
-    main()
+
+
+def _exit_code(module: str) -> int:
+    """Of a program that runs to its end, as Python itself ends one."""
+    code: Any = None
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        code = left.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - printed, as Python does
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else int(bool(code))

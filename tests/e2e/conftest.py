@@ -56,16 +56,17 @@ class System:
             del settings["KV_CANARY_TOKEN"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
         log = self.folder / f"{len(self.processes)}.log"
-        if within:
-            with log.open("wb") as output:
-                process: _Process = subprocess.Popen(
+        with log.open("wb") as output:
+            process: _Process
+            if within:
+                process = subprocess.Popen(
                     [*within, sys.executable, "-m", "canary_obs", *arguments],
                     env=clean | settings,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )
-        else:
-            process = Forked(arguments, clean | settings, log)
+            else:
+                process = Forked("canary_obs", *arguments, env=clean | settings, files=[output])
         self.processes.append(process)
         return process
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import CONTEXT
+
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
 elif not torch.cuda.is_available():
@@ -28,6 +30,7 @@ os.environ.update(
     KV_CANARY_ENDPOINT="inproc",
     KV_CANARY_VERIFY_ON_HIT="1",
 )
+CONTEXT.set_forkserver_preload(["tests.engines.vllm.real.preloaded"])
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(worker.removeprefix("gw")) % (os.cpu_count() or 1))

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
+
+from tests.forked import Forked
 
 NIXL, MOONCAKE, MULTI = "NixlConnector", "MooncakeConnector", "MultiConnector"
 ACCELERATOR = "tests.engines.vllm.real.accelerator"
@@ -101,6 +103,11 @@ def is_v2() -> bool:
     return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 
 
+def can_fork() -> bool:
+    """Whether engines may be forks of a process that has imported vLLM; V2 needs its driver before that."""
+    return not is_v2() and not torch.cuda.is_available()
+
+
 class Prefill:
     """The process, as its users see it."""
 
@@ -108,7 +115,6 @@ class Prefill:
         self, model: Path, port: int, tensor_parallel: int = 1, connector: str = NIXL, **engine: Any
     ) -> None:
         given = str(model), str(tensor_parallel), connector, json.dumps(engine)
-        command = [sys.executable, "-m", __name__, *given]
         more = {_PORTS[connector]: str(port), "KV_CANARY_ENDPOINT": "inproc"}
         if tensor_parallel > 1:
             # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
@@ -116,14 +122,22 @@ class Prefill:
             more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(tensor_parallel))
             more |= spawned_on_v2()
         environment = os.environ | ENVIRONMENT | more
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+        asks, self._asked = _pipe()
+        self._answers, answers = _pipe()
+        with asks, answers:
+            self._process: subprocess.Popen[bytes] | Forked
+            if can_fork():
+                files = [answers, sys.__stderr__]
+                self._process = Forked(__name__, *given, env=environment, files=files, stdin=asks)
+            else:
+                command = [sys.executable, "-m", __name__, *given]
+                self._process = subprocess.Popen(command, env=environment, stdin=asks, stdout=answers)
 
     def ask(self, prompt: list[int], **how: Any) -> dict[str, Any]:
         """Prefill a prompt; what the decode engine needs."""
-        self._process.stdin.write(json.dumps({"prompt": prompt, **how}) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
+        self._asked.write(json.dumps({"prompt": prompt, **how}) + "\n")
+        self._asked.flush()
+        for line in self._answers:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
@@ -131,12 +145,17 @@ class Prefill:
 
     def close(self) -> None:
         """End it."""
-        self._process.stdin.close()
+        self._asked.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._process.stdout.close()
+        self._answers.close()
+
+
+def _pipe() -> tuple[TextIO, TextIO]:
+    read, write = os.pipe()
+    return open(read), open(write, "w")
 
 
 class _Engine:

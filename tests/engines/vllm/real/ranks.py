@@ -19,9 +19,10 @@ from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.changed_words import change_words, held
-from tests.engines.vllm.real.prefill import spawned_on_v2
+from tests.engines.vllm.real.prefill import can_fork, spawned_on_v2
 from tests.engines.vllm.real.rig import DEFAULTS, Rig, start_quickly
 from tests.engines.vllm.storm.legs import ON_GPU
+from tests.forked import Context
 
 RANKS = 2
 _ARRIVALS = "kv_canary_tests_arrivals"  # of a rank's canary
@@ -33,6 +34,7 @@ class RanksRig(Rig):
 
     def __init__(self, model: Path, **engine: Any) -> None:
         from vllm import LLM, envs
+        from vllm.v1.executor import multiproc_executor
 
         start_quickly()
         envs.disable_envs_cache()  # of an engine that this process has had
@@ -41,6 +43,8 @@ class RanksRig(Rig):
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
             for name, value in spawned_on_v2().items():
                 patch.setenv(name, value)
+            if can_fork():
+                patch.setattr(multiproc_executor, "get_mp_context", Context)
             on_device = ON_GPU if torch.cuda.is_available() else {}
             ranks = {"tensor_parallel_size": RANKS}
             self.llm = LLM(model=str(model), **(DEFAULTS | on_device | ranks | engine))

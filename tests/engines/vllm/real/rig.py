@@ -244,6 +244,7 @@ def start_quickly() -> None:
     if torch.cuda.is_available():
         return
     from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
     from vllm.triton_utils import dispatcher
 
     registry._run_in_subprocess = lambda inspect: inspect()  # the class of a kind of model
@@ -255,6 +256,8 @@ def start_quickly() -> None:
                 register(new)  # goes through all modules
 
         dispatcher.register_kernels = register_kernels
+        # Before numba is imported, as by an engine whose workers are elsewhere: vLLM cannot go through it.
+        current_platform.register_triton_kernel_overrides()
 
 
 def fork_processes() -> None:

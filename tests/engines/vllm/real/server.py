@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.forked import Forked
+
 START_SECONDS = 240.0  # where other work uses the cores, too
 
 
@@ -36,9 +38,18 @@ def call(url: str, body: Any = None, method: str | None = None, timeout: float =
 class Process:
     """A child in its own session; everything it started ends with it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: Path, forked: bool = False
+    ) -> None:
+        """`forked`: the command is `[sys.executable, "-m", ...]`; see tests/forked.py."""
         self.log = log
+        self._process: subprocess.Popen[bytes] | Forked
         with log.open("wb") as output:
+            if forked:
+                _, _, module, *arguments = command
+                given = os.environ | environment
+                self._process = Forked(module, *arguments, env=given, files=[output], session=True)
+                return
             self._process = subprocess.Popen(
                 command, env=os.environ | environment, stdout=output, stderr=output, start_new_session=True
             )

@@ -20,6 +20,7 @@ from canary_obs.records import EngineMessage, Goodbye
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
+from tests.engines.vllm.real.prefill import can_fork
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.server import Process, wait_until
 from tests.unchecked import Report
@@ -63,9 +64,8 @@ def start(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, s
     environment = canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
-    return Process(
-        [*command, str(model), str(result), json.dumps(engine)], environment, result.with_suffix(".log")
-    )
+    command += [str(model), str(result), json.dumps(engine)]
+    return Process(command, environment, result.with_suffix(".log"), forked=can_fork())
 
 
 def answers(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, str]) -> Any:
