@@ -6,6 +6,7 @@ With the setting `alone`: of a scheduler in this process, which starts in a thir
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ def main(model: str, result: str, rounds: str, settings: str) -> None:
         return
     from sglang.srt.entrypoints.engine import Engine
 
+    # SGLang spawns its processes, each of which imports all of it: these are forked.
+    # Those of test_server.py are spawned.
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     engine = Engine(model_path=model, **(DEFAULTS | json.loads(settings)))
     found: list[Any] = []
     sampling = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True}
