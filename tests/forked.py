@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -73,6 +74,20 @@ class Forked:
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def run(
+    module: str, *arguments: str, env: Mapping[str, str], seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with captured output. Raises subprocess.TimeoutExpired."""
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        process = Forked(module, *arguments, env=env, files=[output, errors])
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        said = [file.read() for file in (output, errors) if file.seek(0) == 0]
+    return subprocess.CompletedProcess([module, *arguments], code, *said)
 
 
 class _WithEnvironment(ForkServerProcess):

@@ -30,7 +30,7 @@ os.environ.update(
     KV_CANARY_ENDPOINT="inproc",
     KV_CANARY_VERIFY_ON_HIT="1",
 )
-CONTEXT.set_forkserver_preload(["tests.engines.vllm.real.preloaded"])
+CONTEXT.set_forkserver_preload([] if torch.cuda.is_available() else ["tests.engines.vllm.real.preloaded"])
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(worker.removeprefix("gw")) % (os.cpu_count() or 1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forked
 
 SMALL = "--shape small --runner v1 --requests 4 --context 200 --steps 8 --prefill 256 --prefills 1 --pairs 2"
 LOADS = (
@@ -22,8 +22,8 @@ HOST = "--batches 1 --batches 4 --steps 8 --rounds 2"
 
 def run_bench(name: str, options: str, output: Path) -> tuple[dict[str, Any], str]:
     """Its figures, and what it said. Tiny models on a CPU miss most goals, and then it ends with 1."""
-    command = [sys.executable, "-m", "canary_obs", "bench", name, *options.split(), "--output", str(output)]
-    done = subprocess.run(command, env=os.environ, timeout=400, capture_output=True, text=True, check=False)
+    command = ["canary_obs", "bench", name, *options.split(), "--output", str(output)]
+    done = forked.run(*command, env=os.environ, seconds=400)
     assert done.returncode == ("goal missed: " in done.stderr), done.stderr[-2000:]
     assert "do not count" not in done.stderr
     return json.loads(output.read_text()), done.stderr

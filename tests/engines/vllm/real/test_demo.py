@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +14,7 @@ from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.hub.hub import Hub
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.vocabulary import State
+from tests import forked
 
 
 def test_the_demo_reports_to_the_service_it_is_given() -> None:
@@ -25,11 +24,8 @@ def test_the_demo_reports_to_the_service_it_is_given() -> None:
         listener = ZmqListener(endpoint, hub)
         try:
             command = ["demo", "--engine", "vllm", "--endpoint", endpoint, "--steps", "400", "--json"]
-            done = subprocess.run(
-                [sys.executable, "-m", "canary_obs", *command],
-                env=os.environ | {"KV_CANARY_ENDPOINT": "ipc:///somewhere/else.sock"},
-                capture_output=True, text=True, timeout=200, check=False,
-            )  # fmt: skip
+            other = {"KV_CANARY_ENDPOINT": "ipc:///somewhere/else.sock"}
+            done = forked.run("canary_obs", *command, env=os.environ | other, seconds=200)
         finally:
             listener.close()
     assert done.returncode == 0, done.stderr
@@ -47,10 +43,9 @@ def test_the_demo_reports_to_the_service_it_is_given() -> None:
 def test_the_ledger_of_injected_faults_is_printed() -> None:
     """After a last check of every record: each injection has ended, each violation has its reason."""
     command = ["demo", "--engine", "vllm", "--steps", "200", "--json", "--perturb"]
-    done = subprocess.run(
-        [sys.executable, "-m", "canary_obs", *command, "next_token_swap=0.1,real_kv_used=0.1"],
+    done = forked.run(
+        "canary_obs", *command, "next_token_swap=0.1,real_kv_used=0.1", seconds=200,
         env=os.environ | {"KV_CANARY_ENDPOINT": "inproc", "KV_CANARY_PERTURB_LIMIT": "12"},
-        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
