@@ -191,7 +191,7 @@ def measure(
                 sizes = {"prompts": prompts, "tokens": tokens, "rounds": rounds}
                 plan = {"pairs": number, **sizes, "eager": eager}
                 yield {
-                    "bench": "load_cost", "environment": environment(), "plan": plan | {"eager": eager},
+                    "bench": "load_cost", "environment": environment(), "plan": plan,
                     "engine": engine.vllm.description(), **figures(found, tokens // BLOCK[device]), **totals,
                 }  # fmt: skip
         engine.vllm.shutdown()
