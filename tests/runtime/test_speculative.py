@@ -45,11 +45,11 @@ def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) ->
         sweep_interval=40, engine={"draft_layers": 1},
     )  # fmt: skip
     rows = instrumented(rig)
-    rig.run(150)
+    rig.run(80)
     rig.canary.check_everything()
     tally = rig.canary.injector.injections.summary()[mode]
     # With proposals to verify, few requests add a single token.
-    assert tally["injected"] > (2 if (mode, group) == ("next_token_swap", "full") else 10)
+    assert tally["injected"] > (0 if (mode, group) == ("next_token_swap", "full") else 4)
     assert tally["detected"] + tally["masked"] == tally["injected"]
     assert tally["detected"] > 0.8 * tally["injected"]
     assert {row.group for row in rows} == {group}

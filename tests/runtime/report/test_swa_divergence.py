@@ -127,11 +127,11 @@ def test_injections_into_one_group_leave_the_other_alone(make_rig: MakeRig, mode
         model="swa", perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, perturb_group=group,
         patrol_budget="50%", sweep_interval=40, engine={"page_size": 16},
     )  # fmt: skip
-    rig.run(sized(300, 180))
+    rig.run(sized(300, 100))
     rig.canary.check_everything()
     assert rig.canary.injector is not None
     tally = rig.canary.injector.injections.counts()[PerturbMode(mode)]
-    assert tally.injected > 15
+    assert tally.injected > sized(15, 8)
     assert tally.detected + tally.masked == tally.injected
     assert tally.detected > 0.8 * tally.injected
     other = rig.canary.detach().groups["full" if group == "swa" else "swa"]
