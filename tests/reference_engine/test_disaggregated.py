@@ -175,7 +175,7 @@ def test_no_fault_in_a_part_of_its_own_is_missed(pair: Ranks, model: str, group:
 @pytest.mark.parametrize("mode", [mode.value for mode in PerturbMode])
 def test_no_planted_fault_is_missed(pair: Ranks, mode: str) -> None:
     reports = pair.run(
-        traffic, steps=140, perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, patrol_budget="50%",
+        traffic, steps=90, perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, patrol_budget="50%",
         sweep_interval=40,
     )  # fmt: skip
     for report in reports:
