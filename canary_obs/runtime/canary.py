@@ -258,7 +258,7 @@ class CanaryRuntime(SlotHooks):
         run.last_step_end = None
         self._scheduler.idle()
         self.delivery.raise_pending()
-        return (self.sweeper.running and not run.paused) or self.counter_reader.busy
+        return (self.sweeper.running and not run.paused) or self.counter_reader.alarmed
 
     def fault(self, part: str, error: Exception) -> None:
         """The adapter failed to show a forward, which may have written any slot: all count as unverified."""

@@ -434,6 +434,20 @@ RANKS = mutants(
     ),
 )
 
+IDLE = mutants(
+    "canary_obs/runtime/canary.py",
+    (
+        "or self.counter_reader.alarmed",
+        "or self.counter_reader.busy",
+        "tests/runtime/test_canary.py::test_counters_on_their_way_are_no_reason_to_call_an_idle_engine_soon",
+    ),
+    (
+        "or self.counter_reader.alarmed",
+        "or False",
+        "tests/runtime/test_canary.py::test_an_idle_engine_that_has_found_something_is_called_soon",
+    ),
+)
+
 WIRE = mutants(
     "canary_obs/transport/wire.py",
     (
@@ -451,5 +465,5 @@ WIRE = mutants(
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *BEFORE_LOADS,
     *ASYNC_CHECKER, *PATROL, *STEP_SCHEDULER, *HELD_BLOCKS, *STATE_LOG, *HEALTH, *LOG,
-    *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
+    *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *IDLE, *WIRE,
 )  # fmt: skip

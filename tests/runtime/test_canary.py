@@ -16,6 +16,8 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.device import delayed_device_host
+from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Mode, Phase, State
 from tests.links import OneThreadLink
 
@@ -208,3 +210,43 @@ def test_memory_is_32_bytes_per_slot_plus_fixed_buffers(make_rig) -> None:
     assert state.record_bytes == 32 * rig.engine.config.num_slots
     assert f"records {state.record_bytes} B (32 B per slot)" in attachment.memory_report(rig.canary)
     assert state.fixed_bytes < 200_000
+
+
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a copy has not arrived yet when it is asked for the first time."""
+    asked: dict[int, int] = {}
+
+    def query(event: object) -> bool:
+        asked[id(event)] = asked.get(id(event), 0) + 1
+        return asked[id(event)] > 1
+
+    monkeypatch.setattr(delayed_device_host.CompletedEvent, "query", query)
+    monkeypatch.setattr(
+        delayed_device_host.CompletedEvent, "record", lambda event: asked.pop(id(event), None)
+    )
+
+
+def test_counters_on_their_way_are_no_reason_to_call_an_idle_engine_soon(make_rig, monkeypatch) -> None:
+    """Each call starts the next copy: on a GPU an idle engine was called again after a millisecond."""
+    rig = make_rig(idle_sweep=False)
+    rig.run(5)
+    late_copies(monkeypatch)
+    assert [rig.canary.idle() for _ in range(5)] == [False] * 5
+    reader = rig.canary.counter_reader
+    assert reader.busy, "the newest copy has not arrived"
+    assert reader.sample.step == rig.canary.step
+
+
+def test_an_idle_engine_that_has_found_something_is_called_soon(make_rig, monkeypatch) -> None:
+    """The rows of what was counted are still to be read."""
+    rig = make_rig(idle_sweep=False, busy_sweep=False, patrol_budget="50%", reuse_data=False)
+    rig.run(60)
+    late_copies(monkeypatch)
+    reader, answers = rig.canary.counter_reader, list[bool]()
+    (group, *_) = rig.canary.state.groups
+    slot = int(rig.canary._adapter.slots_in_use(group.name)[0])
+    locate_byte(group.view.sources[0], slot, 5).flip(2)
+    while not reader.log.events_read:
+        answers.append(rig.canary.idle())
+    assert answers[-1:] == [False]
+    assert True in answers
