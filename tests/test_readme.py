@@ -194,6 +194,11 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
             shown = re.sub(r"\(.*?\)", "", cells[1])
             check_figures(shown, [abs(value)])
             assert ("-" in shown) == (value < 0)
+        for cells, name in zip(lines, names, strict=True):
+            own = result(file)["loads"][name]["overhead"]["sglang-all"]
+            check_figures(cells[3], [100 * value for value in (own["overhead"], *own["overhead_95"])])
+    page = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "What it costs"))
+    assert [cells[1:] for cells in page] == [[cells[1], cells[3]] for cells in (*table[:5], table[6])]
 
 
 def test_the_figures_of_kernels_are_those_of_the_result_file() -> None:
