@@ -67,6 +67,7 @@ PROMPTS = mutants(
     ),
 )
 
+_CLOCK = "tests/engines/vllm/test_adapter.py::test_what_follows_a_forward_is_on_the_adapters_clock"
 _LATE = "tests/engines/vllm/test_request_changes.py::test_changes_are_shown_once_the_forward_was_launched"
 LATE = (
     *mutants(
@@ -86,7 +87,17 @@ LATE = (
     ),
     *mutants(
         "canary_obs/engines/vllm/adapter.py",
-        ("        if requests.due is not None:\n", "        if False:\n", _LATE + "[the end of the step]"),
+        (
+            "        self.requests.settle()\n        if known",
+            "        if known",
+            _LATE + "[the end of the step]",
+        ),
+        ("if self.requests.due is None and", "if", _CLOCK + "[nothing]"),
+        (
+            'observer.overhead["adapter"] += time.perf_counter() - started',
+            "time.perf_counter()",
+            _CLOCK + "[blocks]",
+        ),
     ),
     *mutants(
         "canary_obs/runtime/slot_hooks.py",

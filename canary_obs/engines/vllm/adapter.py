@@ -260,14 +260,14 @@ class VllmAdapter(FollowsRequests):
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""
-        cached, changes, loads = self.cached_blocks, self._block_changes, self._block_changes.loads
+        known, changes, loads = self.cached_blocks, self._block_changes, self._block_changes.loads
         arrived = changes.written or loads.landing or loads.failed
-        if self.requests.due is None and not cached.due and not arrived:  # as a rule
+        if self.requests.due is None and not known.due and not arrived:  # as a rule
             return
         started = time.perf_counter()
         self.requests.settle()
-        if cached.due:
-            cached.catch_up()
+        if known.due:
+            known.catch_up()
         if arrived:
             changes.end_step(observer)
         observer.overhead["adapter"] += time.perf_counter() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from operator import attrgetter, getitem
+from operator import attrgetter, getitem, itemgetter
 from typing import Any
 
 import numpy as np
@@ -209,7 +209,8 @@ class TokenChains:
     def _advance(
         self, names: list[str], found: list[Any], tokens: list[Any], computed: list[int], lens: list[int]
     ) -> NDArray[np.int64]:
-        counts, before = map(list, zip(*map(self._known.get, names, repeat(_UNKNOWN)), strict=True))
+        known = list(map(self._known.get, names, repeat(_UNKNOWN)))
+        counts, before = list(map(itemgetter(0), known)), list(map(itemgetter(1), known))
         for place, embeds in enumerate(map(_embeds_of, found)):
             if embeds is not None:  # its prompt has no tokens
                 counts[place], lens[place], tokens[place] = 0, -1, ()

@@ -15,6 +15,10 @@ from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChan
 class Shown(list[ChangedRequests]):
     step = 7
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.overhead = {"adapter": 0.0}
+
     def requests_changed(self, shown: ChangedRequests) -> None:
         self.append(shown)
 
