@@ -92,7 +92,7 @@ LATE = (
             "        if known",
             _LATE + "[the end of the step]",
         ),
-        ("if self.requests.due is None and", "if", _CLOCK + "[nothing]"),
+        ("if self.requests.due is None and", "if", _CLOCK + "[requests]"),
         (
             'observer.overhead["adapter"] += time.perf_counter() - started',
             "time.perf_counter()",
