@@ -16,9 +16,9 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.device import delayed_device_host
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Mode, Phase, State
+from tests.late_copies import late_copies
 from tests.links import OneThreadLink
 
 STEPS = 250
@@ -210,20 +210,6 @@ def test_memory_is_32_bytes_per_slot_plus_fixed_buffers(make_rig) -> None:
     assert state.record_bytes == 32 * rig.engine.config.num_slots
     assert f"records {state.record_bytes} B (32 B per slot)" in attachment.memory_report(rig.canary)
     assert state.fixed_bytes < 200_000
-
-
-def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: a copy has not arrived yet when it is asked for the first time."""
-    asked: dict[int, int] = {}
-
-    def query(event: object) -> bool:
-        asked[id(event)] = asked.get(id(event), 0) + 1
-        return asked[id(event)] > 1
-
-    monkeypatch.setattr(delayed_device_host.CompletedEvent, "query", query)
-    monkeypatch.setattr(
-        delayed_device_host.CompletedEvent, "record", lambda event: asked.pop(id(event), None)
-    )
 
 
 def test_counters_on_their_way_are_no_reason_to_call_an_idle_engine_soon(make_rig, monkeypatch) -> None:

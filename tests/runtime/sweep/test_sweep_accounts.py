@@ -11,9 +11,9 @@ import torch
 
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.records import StartSweep, SweepProgress
-from canary_obs.runtime.device import delayed_device_host
 from canary_obs.runtime.sweep import sweeper as sweeper_module
 from canary_obs.vocabulary import State, SweepStatus, Trigger
+from tests.late_copies import late_copies
 from tests.runtime.sweep.test_sweeper import sweep_now
 from tests.unchecked import Report
 
@@ -168,16 +168,7 @@ def test_a_sweep_ends_with_the_copy_that_holds_its_last_results(
 ) -> None:
     """Each copy of the counters arrives one copy late."""
     rig = swept(make_rig)
-    asked: dict[int, int] = {}
-
-    def query(event: object) -> bool:
-        asked[id(event)] = asked.get(id(event), 0) + 1
-        return asked[id(event)] > 1
-
-    monkeypatch.setattr(delayed_device_host.CompletedEvent, "query", query)
-    monkeypatch.setattr(
-        delayed_device_host.CompletedEvent, "record", lambda event: asked.pop(id(event), None)
-    )
+    late_copies(monkeypatch)
     for _ in range(3):
         sequence = rig.canary.counter_reader.next_sequence
         assert sweep_now(rig).status is SweepStatus.PASSED
