@@ -198,7 +198,7 @@ class TokenChains:
     def _prepare(
         self, requests: Mapping[str, Any], scheduled: Mapping[str, int]
     ) -> Callable[[], NDArray[np.int64]]:
-        # Of all requests of a batch that changes: no Python call, and no loop, for each of them.
+        # In mixed traffic nearly every batch changes: no Python call, and no loop, for each of its requests.
         self._leave_decoding()
         names = list(scheduled)
         found = list(map(requests.__getitem__, names))
@@ -211,9 +211,10 @@ class TokenChains:
     ) -> NDArray[np.int64]:
         known = list(map(self._known.get, names, repeat(_UNKNOWN)))
         counts, before = list(map(itemgetter(0), known)), list(map(itemgetter(1), known))
-        for place, embeds in enumerate(map(_embeds_of, found)):
-            if embeds is not None:  # its prompt has no tokens
-                counts[place], lens[place], tokens[place] = 0, -1, ()
+        embeds = list(map(_embeds_of, found))
+        if embeds.count(None) < len(embeds):
+            for place in np.flatnonzero([each is not None for each in embeds]).tolist():
+                counts[place], lens[place], tokens[place] = 0, -1, ()  # its prompt has no tokens
         starts, ends = np.array(counts, dtype=np.int64), np.array(lens, dtype=np.int64)
         for place in np.flatnonzero((starts > ends) & (ends >= 0)).tolist():  # preempted: computed anew
             starts[place], (counts[place], before[place]) = 0, _UNKNOWN
