@@ -9,6 +9,16 @@ _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
     (
+        "return tokens.get() if isinstance(tokens, Later) else tokens",
+        "return tokens.get()",
+        _LOADS + "test_tokens_of_a_load_come_as_the_scheduler_sends_them[to another process-waits]",
+    ),
+    (
+        "self._due.append((request, loads, tokens.get(request)))",
+        "self._due.append((request, loads, _given(tokens.get(request))))",
+        _LOADS + "test_tokens_of_a_load_come_as_the_scheduler_sends_them[in this process-waits]",
+    ),
+    (
         "if other.number != group.number:",
         "if other is not group:",
         _LOADS + "test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks",

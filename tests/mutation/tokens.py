@@ -65,6 +65,11 @@ ALL = (
         ("                self._due.pop(request, None)\n", "", _LOADED + "[ended a step later]"),
         ("list(map(min, computed, map(len, tokens)))", "list(map(len, tokens))", _ANY_ORDER),
         (
+            "counts[place], lens[place], tokens[place] = 0, -1, ()",
+            "pass",
+            _CHAINS + "test_nothing_is_known_of_a_prompt_without_tokens",
+        ),
+        (
             "                self._known.pop(request, None)\n",
             "                pass\n",
             _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",

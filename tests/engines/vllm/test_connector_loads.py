@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
+from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import loaded_blocks, rows_of
-from canary_obs.engines.vllm.pool_events import Loaded
+from canary_obs.engines.vllm.pool_events import Loaded, LoadTokens
 from tests.engines.vllm.taken_copies import taken
 from tests.oracles.records import digest_of, signed
 
@@ -33,6 +34,7 @@ class Recorder:
         self.before: list[tuple[str, list[int]]] = []  # compared before a load
         self.arrived: ArrivedBlocks | None = None
         self.expected: ArrivedBlocks | None = None
+        self.tokens: torch.Tensor | None = None  # that a load is to bring
         self._slots: dict[tuple[str, str], torch.Tensor] = {}
 
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
@@ -42,7 +44,7 @@ class Recorder:
         self.before.append((group, slots.tolist()))
 
     def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
-        self._slots[load, group], self.expected = blocks.slots, blocks.expected
+        self._slots[load, group], self.expected, self.tokens = blocks.slots, blocks.expected, blocks.tokens
         self.calls.append(("begun", group, blocks.slots.flatten().tolist()))
 
     def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
@@ -98,6 +100,28 @@ FIRST, LAST = (
     Loaded(0, (7,), 0, 0, 4, "a"),
     Loaded(0, (9,), 1, 4, 7, "a"),
 )  # seven tokens, the match ends in a block
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "with its forward"])
+@pytest.mark.parametrize("given", ["in this process", "to another process", "unknown"])
+def test_tokens_of_a_load_come_as_the_scheduler_sends_them(
+    loads: ConnectorLoads, recorder: Recorder, given: str, waits: bool
+) -> None:
+    """In its process they are read when the load begins; what has gone to another one is read."""
+    read: list[int] = []
+    packed = np.arange(20, 24, dtype=np.int32).tobytes()
+    later = Later[bytes](lambda: read.append(1) or (None if given == "unknown" else packed))  # type: ignore[func-returns-value]
+    event = LoadTokens("a", packed if given == "to another process" else later)
+    loads.begin_step(output(new={} if waits else {"a": 4}), (event, FIRST), recorder)
+    assert (recorder.tokens is None) == (waits or given == "unknown")
+    assert not (waits and read), "the copy is not submitted yet"
+    loads.begin_due(recorder)
+    if given == "unknown":
+        assert recorder.tokens is None
+        assert recorder.take() == [("begun", "full", [28, 29, 30, 31])], "its bytes are awaited all the same"
+    else:
+        assert recorder.tokens is not None
+        assert recorder.tokens.tolist() == [[20, 21, 22, 23]]
 
 
 def test_blocks_that_are_written_again_arrive_with_the_step(
