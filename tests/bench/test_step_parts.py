@@ -16,6 +16,8 @@ def test_a_block_has_medians_and_the_hooks_share_of_its_own_steps() -> None:
     ])  # fmt: skip
     side.add([(0.001, {"schedule": 0.0005})])
     assert side.step_us == [3000.0, 1000.0]
-    assert side.parts["schedule"] == [2000.0, 500.0]
-    assert side.parts[CANARY + "end of the step"] == [100.0], "a block without it has none"
+    assert side.parts_us == [
+        {"schedule": 2000.0, CANARY + "view": 200.0, CANARY + "end of the step": 100.0},
+        {"schedule": 500.0},
+    ]
     assert side.canary_share == pytest.approx([0.1, 0.0])

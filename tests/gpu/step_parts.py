@@ -3,8 +3,8 @@
 One vLLM, in this process; its canary is attached and detached block by block, in random order. Each block
 starts its requests, warms up, and times steps by part: of vLLM's own step, and of the canary's hooks, each
 without the parts that it calls. Hosts change their speed from block to block by more than a canary costs; the
-hooks' share of the steps of their own block, `canary_share`, does not change with it. Timing takes a
-microsecond or two per part, with a canary some 20 a step.
+hooks' share of the steps of their own block, `canary_share`, does not change with it. The time that timing a
+part takes is in the part around it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,7 +69,7 @@ class Side:
     """The blocks with a canary, or those without."""
 
     step_us: list[float] = field(default_factory=list)  # by block: median
-    parts: dict[str, list[float]] = field(default_factory=dict)  # us by part: median of each block
+    parts_us: list[dict[str, float]] = field(default_factory=list)  # by block: median of each part
     canary_share: list[float] = field(default_factory=list)  # by block
 
     def add(self, steps: list[tuple[float, dict[str, float]]]) -> None:
@@ -80,8 +80,7 @@ class Side:
             part: median(parts.get(part, 0.0) for _, parts in steps)
             for part in sorted({part for _, parts in steps for part in parts})
         }
-        for part, seconds in found.items():
-            self.parts.setdefault(part, []).append(round(seconds * 1e6, 1))
+        self.parts_us.append({part: round(seconds * 1e6, 1) for part, seconds in found.items()})
         hooks = sum(seconds for part, seconds in found.items() if part.startswith(CANARY))
         self.canary_share.append(round(hooks / whole, 4))
 
@@ -139,7 +138,7 @@ def _timed(clock: Clock) -> Iterator[None]:
     replaced = []
     for names, prefix in ((VLLM, ""), (HOOKS, CANARY)):
         for at, methods in names.items():
-            owner = _owner(at)
+            owner = resolve_name(at)
             for name, part in methods.items():
                 replaced.append((owner, name, getattr(owner, name)))
                 clock.wrap(owner, name, prefix + part)
@@ -148,11 +147,6 @@ def _timed(clock: Clock) -> Iterator[None]:
     finally:
         for owner, name, original in replaced:
             setattr(owner, name, original)
-
-
-def _owner(at: str) -> Any:
-    module, _, name = at.rpartition(".")
-    return getattr(import_module(module), name) if name[0].isupper() else import_module(at)
 
 
 def _block(vllm: Any, plan: Plan, clock: Clock) -> list[tuple[float, dict[str, float]]]:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -103,20 +104,10 @@ def instrument(
     """Time what is patched in classes and modules, before an engine binds it."""
     for at, names in timed.items():
         for name in names:
-            parts.wrap(patch, _owner(at), name, f"{at.rpartition('.')[2]}.{name}")
+            parts.wrap(patch, resolve_name(at), name, f"{at.rpartition('.')[2]}.{name}")
     for at, names in kernels.items():
         for name in names:
-            parts.wrap(patch, _owner(at), name, "kernels", launch=True)
-
-
-def _owner(at: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(at)
-    except ModuleNotFoundError:
-        module, _, name = at.rpartition(".")
-        return getattr(importlib.import_module(module), name)
+            parts.wrap(patch, resolve_name(at), name, "kernels", launch=True)
 
 
 @contextmanager
