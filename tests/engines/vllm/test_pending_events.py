@@ -27,10 +27,7 @@ class _Read(list[int]):
 
 def _recorded(tokens: list[int]) -> tuple[LoadTokens, Loaded]:
     pool = SimpleNamespace(**{PENDING: []})
-    manager = SimpleNamespace(
-        block_pool=pool, get_block_ids=lambda _: ([3, 4],), coordinator=SimpleNamespace(),
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace()]),
-    )  # fmt: skip
+    manager = SimpleNamespace(block_pool=pool, get_block_ids=lambda _: ([3, 4],))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("canary_obs.engines.vllm.pending_events.block_tokens", lambda *_: 4)
         request = SimpleNamespace(request_id="a", prompt_embeds=None, all_token_ids=tokens)
