@@ -34,14 +34,15 @@ everyday: setup
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" $(BY_FILE) tests
 
 # Files of everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py): those
-# tests run whole here, the others of these files not again. Those of real engines need their environment, and .ci/nightly.
+# tests run whole here, a third of them for each commit, the others of these files not again. Those of real engines need
+# their environment, and .ci/nightly.
 WHOLE_TESTS = $(shell grep -rl --include='test_*.py' --exclude-dir=real 'import sized' tests)
 
 # Seeded defects use both cores themselves; of the others, two run at a time. -rP shows what those printed, such as figures.
 test-slow: setup
 	$(BIN)/python -m pytest -s -m slow tests/mutation
 	$(BIN)/python -m pytest -rP -m "slow and not gpu and not ops" -n 2 --dist worksteal tests --ignore tests/mutation
-	CANARY_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "sized and not slow and not gpu" -n 2 $(WHOLE_TESTS)
+	CANARY_TESTS_WHOLE=$(or $(CANARY_TESTS_WHOLE),turn) $(BIN)/python -m pytest -m "sized and not slow and not gpu" -n 2 $(WHOLE_TESTS)
 
 # Needs prometheus, prometheus-alertmanager, npm, chromium, docker-compose and, as root, ip; what is missing is named as skipped.
 test-ops: setup

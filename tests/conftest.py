@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ or not any(
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.sizes import WHOLE, sized, sized_names
+from tests.sizes import BY_TURN, TURNS, WHOLE, of_turn, sized, sized_names, turn
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
 
 # How long an example takes, or its draw, is a matter of the machine and of what else runs on it.
@@ -70,13 +70,24 @@ _SPINNING = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header() -> str | None:
+    if os.environ.get(WHOLE) != BY_TURN or (own := turn()) is None:
+        return None
+    return f"sized tests: turn {own + 1} of {TURNS}; {WHOLE}=1 runs all of them"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if _name(item) in _sized_in(item.path):
             item.add_marker("sized")
         if item.get_closest_marker("nightly") and not os.environ.get(WHOLE):
             item.add_marker(pytest.mark.skip(f"nightly: {WHOLE}=1 runs it"))
     items.sort(key=lambda item: _LONG.index(file) if (file := _file(item)) in _LONG else len(_LONG))
+    if os.environ.get(WHOLE) == BY_TURN:
+        marked = [item for item in items if item.get_closest_marker("sized")]
+        others = set(marked).difference(of_turn(marked, turn()))
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=[item for item in marked if item in others])
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist asks; it need not be installed

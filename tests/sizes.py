@@ -1,18 +1,36 @@
-"""How much of a heavy test the everyday suite runs; `make test-slow` runs the whole of it."""
+"""How much of a heavy test the everyday suite runs, and whose turn it is to run whole in `make test-slow`."""
 
 from __future__ import annotations
 
 import ast
 import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
 WHOLE = "CANARY_TESTS_WHOLE"  # the environment variable that asks for it
+BY_TURN = "turn"  # its value for whole tests, of which each commit runs its share; any other: all of them
+TURNS = 3  # of as many commits, which together run everything
 
 
 def sized(whole: _T, everyday: _T) -> _T:
     """Examples, steps or cases of a test."""
     return whole if os.environ.get(WHOLE) else everyday
+
+
+def of_turn(everything: Sequence[_T], turn: int | None) -> list[_T]:
+    """Those whose turn it is; None = all. Neighbours, which often take equally long, have different turns."""
+    return list(everything if turn is None else everything[turn::TURNS])
+
+
+def turn() -> int | None:
+    """By the commit, so that a run is repeated as it was: CI has an hour, .ci/nightly runs everything."""
+    git = "git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout[:8]
+    everything = (os.environ.get(WHOLE) or BY_TURN) != BY_TURN
+    return None if everything or not commit else int(commit, 16) % TURNS
 
 
 def sized_names(source: str) -> set[str]:

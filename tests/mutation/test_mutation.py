@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,24 +15,11 @@ from tests import mutation
 from tests.mutation import runner
 from tests.mutation.mutant import Mutant
 from tests.mutation.runner import ROOT, Tree, try_all
-from tests.sizes import WHOLE
+from tests.sizes import TURNS, WHOLE, of_turn, turn
 
 _MODULES = [import_module(f"{mutation.__name__}.{found.name}") for found in iter_modules(mutation.__path__)]
 MUTANTS = [mutant for module in _MODULES for mutant in getattr(module, "ALL", ())]
 WORKERS = 2
-TURNS = 3  # of as many commits, which together try every defect
-
-
-def tried(turn: int | None) -> list[Mutant]:
-    """The defects whose turn it is; None = all."""
-    return MUTANTS if turn is None else MUTANTS[turn::TURNS]
-
-
-def turn() -> int | None:
-    """By the commit, so that a run is repeated as it was: CI has an hour, .ci/nightly tries all of them."""
-    git = "git", "-C", str(ROOT), "rev-parse", "HEAD"
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout[:8]
-    return None if os.environ.get(WHOLE) or not commit else int(commit, 16) % TURNS
 
 
 def test_every_defect_applies() -> None:
@@ -66,13 +52,6 @@ def _read(file: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def test_the_turns_of_three_commits_try_every_defect() -> None:
-    assert sorted(mutant.old for turn in range(TURNS) for mutant in tried(turn)) == sorted(
-        mutant.old for mutant in MUTANTS
-    )
-    assert tried(None) == MUTANTS
-
-
 def test_many_tests_run_in_parts_each_of_which_has_the_time_of_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +73,7 @@ def test_every_defect_is_killed(tmp_path: Path) -> None:
     verdicts = []
     own = turn()
     print("all defects" if own is None else f"turn {own + 1} of {TURNS}; {WHOLE}=1 tries all defects")
-    for verdict in try_all(tried(own), tmp_path, WORKERS):
+    for verdict in try_all(of_turn(MUTANTS, own), tmp_path, WORKERS):
         print(verdict)
         verdicts.append(verdict)
     print(f"{sum(verdict.killed for verdict in verdicts)} of {len(verdicts)} killed")
