@@ -40,13 +40,15 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     rig = make_rig(patrol_budget="1TB/s")
     rig.run(60)
     patrol, group = rig.canary.patrol, rig.canary.state.groups[0]
+    # Whatever was chosen, submitted or found before is out of the way.
+    patrol._chosen, results, patrol._results = None, patrol._results, []
+    patrol.confirm(patrol._apply([*results, *patrol._checker.wait()]))
+    while patrol._cursor:
+        patrol._next_job(1)
     used = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(group.view.sources[0], used, 3)
     address.flip(1)
     torch.cuda.synchronize()
-    patrol.confirm(patrol._apply(patrol._checker.wait()))
-    while patrol._cursor:
-        patrol._next_job(1)
     before = rig.canary.health.launched_runs[0][3]
     patrol._credit = 1e12
     for _ in range(2):  # choose a job with every slot of the group, submit it
