@@ -56,7 +56,8 @@ def _requests(engine: SglangEngine, lines: Iterator[str]) -> Iterator[str]:
     while True:
         engine.ask_scheduler("pause")
         line = next(lines, None)
-        engine.ask_scheduler("resume")
+        # The seed is the round's: its engines run on one core.
+        engine.ask_scheduler("resume", 0 if line is None else json.loads(line)[1])
         if line is None:
             return
         yield line

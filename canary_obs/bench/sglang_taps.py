@@ -18,6 +18,7 @@ import torch
 from canary_obs.bench.canary_counts import canary_counts
 from canary_obs.bench.launch_speed import launch_as_alone
 from canary_obs.bench.sglang_flips import flip_everywhere
+from canary_obs.bench.shared_core import take_core
 from canary_obs.engines.sglang.plugin import register as register_canary
 from canary_obs.engines.sglang.scheduler_canary import canary_of
 from canary_obs.records import StartSweep
@@ -86,6 +87,7 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
             _hold(runtime, held=what == "pause")
         if what == "resume":
             launch_as_alone()
+            take_core(seed)
     elif what == "facts":
         answer = _facts(scheduler)
     elif what == "flips":

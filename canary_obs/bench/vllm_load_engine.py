@@ -22,6 +22,7 @@ import torch
 from canary_obs.bench.canary_counts import canary_counts
 from canary_obs.bench.kernel_clock import KernelClock
 from canary_obs.bench.launch_speed import launch_as_alone
+from canary_obs.bench.shared_core import take_core
 from canary_obs.bench.step_log import Clocks
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
 from canary_obs.bench.vllm_workloads import (
@@ -84,6 +85,7 @@ def _exchange(vllm: InProcessVllm, answer: dict[str, Any], lines: Iterator[str],
         line = next(lines, None)
     if line is not None:
         launch_as_alone()
+        take_core(json.loads(line)[1])  # the seed is the round's: its engines run on one core
     return line
 
 

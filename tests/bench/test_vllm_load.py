@@ -64,7 +64,7 @@ def test_an_engine_that_was_to_have_a_canary_and_has_none_is_not_measured(
 def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     monkeypatch: pytest.MonkeyPatch, protected: bool
 ) -> None:
-    """And each load begins at the speed of an engine that is alone on its GPU."""
+    """And each load begins at the speed of an engine that is alone on its GPU, on the core of its round."""
     happened: list[str] = []
 
     @contextmanager
@@ -74,13 +74,14 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
         happened.append("goes on")
 
     def lines() -> Iterator[str]:
-        for line in "ab":
+        for line in ('["decode", 5]', '["single", 6]'):
             happened.append("waits")
             yield line
 
     monkeypatch.setattr(vllm_load_engine, "runtime_of", lambda _: object() if protected else None)
     monkeypatch.setattr(vllm_load_engine, "attached_adapter", lambda _: SimpleNamespace(paused=paused))
     monkeypatch.setattr(vllm_load_engine, "launch_as_alone", lambda: happened.append("as alone"))
+    monkeypatch.setattr(vllm_load_engine, "take_core", lambda turn: happened.append(f"core of turn {turn}"))
     engine: Any = SimpleNamespace(worker=None)
     answers: Any = SimpleNamespace(write=happened.append, flush=lambda: None)
     requests = lines()
@@ -89,7 +90,7 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
         happened.append(str(line))
     before, after = (["paused"], ["goes on"]) if protected else ([], [])
     assert happened == [
-        *before, '{"answer": 0}', "\n", "waits", *after, "as alone", "a",
-        *before, '{"answer": 1}', "\n", "waits", *after, "as alone", "b",
+        *before, '{"answer": 0}', "\n", "waits", *after, "as alone", "core of turn 5", '["decode", 5]',
+        *before, '{"answer": 1}', "\n", "waits", *after, "as alone", "core of turn 6", '["single", 6]',
         *before, '{"answer": 2}', "\n", *after, "None",
     ]  # fmt: skip

@@ -30,24 +30,25 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     vars(scheduler)[scheduler_canary._ATTRIBUTE] = SimpleNamespace(runtime=runtime)
     happened: list[Any] = []
     monkeypatch.setattr(sglang_taps, "launch_as_alone", lambda: happened.append("as alone"))
+    monkeypatch.setattr(sglang_taps, "take_core", lambda turn: happened.append(f"core of turn {turn}"))
 
-    def ask(what: str) -> Any:
-        sglang_taps._command(scheduler, what, str(tmp_path / "answer"))
+    def ask(what: str, seed: int = 0) -> Any:
+        sglang_taps._command(scheduler, what, str(tmp_path / "answer"), seed)
         return json.loads((tmp_path / "answer").read_text("utf-8"))
 
     def note(what: str) -> None:
         happened.append((what, runtime.idle(), runtime.idled))
 
     def lines() -> Any:
-        for line in "ab":
+        for line in ('["decode", 5]', '["few", 6]'):
             note("waits")
             yield line
 
     for line in sglang_engine._requests(SglangEngine(None, ask, 9), lines()):
         note(line)
     assert happened == [
-        ("waits", False, 0), "as alone", ("a", True, 1),
-        ("waits", False, 1), "as alone", ("b", True, 2),
-        "as alone",
+        ("waits", False, 0), "as alone", "core of turn 5", ('["decode", 5]', True, 1),
+        ("waits", False, 1), "as alone", "core of turn 6", ('["few", 6]', True, 2),
+        "as alone", "core of turn 0",
     ]  # fmt: skip
     assert runtime.idle(), "as it was"
