@@ -131,13 +131,14 @@ def test_the_cost_table_holds_what_was_measured() -> None:
 
 
 def test_the_page_on_performance_begins_with_what_was_measured() -> None:
-    both, sglang = "h200_vllm_033_load_8b_v2.json", "h200_sglang_8b.json"
+    sglang = "h200_sglang_8b.json"
     small = throughputs("h200_vllm_033_load_small_v2.json", "decode", "single", "mixed")
     added = [1 / (1 + value / 100) for value in loads(sglang, "decode", "single", "prefill", "mixed")]
     measured: list[list[list[float]]] = [
         [alone(DECODE), alone(SINGLE), alone(*PROMPTS), []],
         [
-            *([value] for value in throughputs(both, "decode", "single")),
+            throughputs("h200_vllm_033_load_8b_v2.json", "decode"),
+            throughputs("h200_vllm_033_load_8b_v2_one_core.json", "single"),
             [],
             throughputs("h200_vllm_033_load_8b_v2_be1d23af.json", "mixed"),
         ],
@@ -184,6 +185,16 @@ def test_the_figures_of_loads_are_those_of_the_result_files() -> None:
             figure = measures[f"{name}: {'time to first token' if name == 'ttft' else 'throughput'}"]
             shown = table[f"`{name}`"][column]
             check_figures(shown, [figure["value"], figure["noise"]][: len(numbers(shown))])
+
+
+def test_the_figures_of_loads_on_one_core_are_those_of_the_result_files() -> None:
+    table = rows(section(MEASUREMENTS, "Engines on one core"))
+    loads_of = {1: ("", "single", "", "ttft", "ttft-busy"), 2: ("decode", "single", "mixed", "ttft", "")}
+    for column, file in ((1, "h200_vllm_033_load_8b_v2_one_core"), (2, "h200_vllm_033_load_small_v2")):
+        found = result(f"{file}.json")["loads"]
+        for cells, name in zip(table, loads_of[column], strict=True):
+            figure = found[name]["ttft_ms" if "ttft" in name else "throughput"] if name else {}
+            check_figures(cells[column], [figure["ratio"], *figure["ratio_95"]] if figure else [])
 
 
 def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:

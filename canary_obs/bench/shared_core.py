@@ -13,10 +13,10 @@ import torch
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # before any choice
 
 
-def take_core(turn: int) -> None:
-    """Run the calling thread on the core of this turn, the same one for every engine of equal affinity.
+def take_core(round_number: int) -> None:
+    """Run the calling thread on the core of this round, the same one for every engine.
 
     Nothing on a CPU, where an engine computes on all cores, and where a system has no affinity.
     """
     if _CORES and torch.cuda.is_available():
-        os.sched_setaffinity(0, {_CORES[turn % len(_CORES)]})
+        os.sched_setaffinity(0, {_CORES[round_number % len(_CORES)]})

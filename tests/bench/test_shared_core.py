@@ -14,22 +14,24 @@ from canary_obs.bench.shared_core import take_core
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def cores_of_turns(turns: range) -> list[set[int]]:
-    def cores_of(turn: int) -> set[int]:
-        take_core(turn)
+def cores_of_rounds(rounds: range) -> list[set[int]]:
+    def cores_of(number: int) -> set[int]:
+        take_core(number)
         return os.sched_getaffinity(0)
 
     with ThreadPoolExecutor(1) as thread:
-        return list(thread.map(cores_of, turns))
+        return list(thread.map(cores_of, rounds))
 
 
-def test_a_turn_has_one_core_of_those_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_has_one_core_of_those_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert CORES == shared_core._CORES
-    turns = range(len(CORES) + 1)
-    assert cores_of_turns(turns) == [*({core} for core in CORES), {CORES[0]}], "the choice before is no limit"
+    rounds = range(len(CORES) + 1)
+    assert cores_of_rounds(rounds) == [*({core} for core in CORES), {CORES[0]}], (
+        "the choice before is no limit"
+    )
     assert sorted(os.sched_getaffinity(0)) == CORES, "that of the calling thread alone"
 
 
 def test_on_a_cpu_an_engine_computes_on_all_cores() -> None:
-    assert cores_of_turns(range(2)) == [set(CORES)] * 2
+    assert cores_of_rounds(range(2)) == [set(CORES)] * 2

@@ -81,7 +81,9 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     monkeypatch.setattr(vllm_load_engine, "runtime_of", lambda _: object() if protected else None)
     monkeypatch.setattr(vllm_load_engine, "attached_adapter", lambda _: SimpleNamespace(paused=paused))
     monkeypatch.setattr(vllm_load_engine, "launch_as_alone", lambda: happened.append("as alone"))
-    monkeypatch.setattr(vllm_load_engine, "take_core", lambda turn: happened.append(f"core of turn {turn}"))
+    monkeypatch.setattr(
+        vllm_load_engine, "take_core", lambda number: happened.append(f"core of round {number}")
+    )
     engine: Any = SimpleNamespace(worker=None)
     answers: Any = SimpleNamespace(write=happened.append, flush=lambda: None)
     requests = lines()
@@ -90,7 +92,7 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
         happened.append(str(line))
     before, after = (["paused"], ["goes on"]) if protected else ([], [])
     assert happened == [
-        *before, '{"answer": 0}', "\n", "waits", *after, "as alone", "core of turn 5", '["decode", 5]',
-        *before, '{"answer": 1}', "\n", "waits", *after, "as alone", "core of turn 6", '["single", 6]',
+        *before, '{"answer": 0}', "\n", "waits", *after, "as alone", "core of round 5", '["decode", 5]',
+        *before, '{"answer": 1}', "\n", "waits", *after, "as alone", "core of round 6", '["single", 6]',
         *before, '{"answer": 2}', "\n", *after, "None",
     ]  # fmt: skip

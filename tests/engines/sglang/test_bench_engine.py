@@ -30,7 +30,7 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     vars(scheduler)[scheduler_canary._ATTRIBUTE] = SimpleNamespace(runtime=runtime)
     happened: list[Any] = []
     monkeypatch.setattr(sglang_taps, "launch_as_alone", lambda: happened.append("as alone"))
-    monkeypatch.setattr(sglang_taps, "take_core", lambda turn: happened.append(f"core of turn {turn}"))
+    monkeypatch.setattr(sglang_taps, "take_core", lambda number: happened.append(f"core of round {number}"))
 
     def ask(what: str, seed: int = 0) -> Any:
         sglang_taps._command(scheduler, what, str(tmp_path / "answer"), seed)
@@ -47,8 +47,8 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
     for line in sglang_engine._requests(SglangEngine(None, ask, 9), lines()):
         note(line)
     assert happened == [
-        ("waits", False, 0), "as alone", "core of turn 5", ('["decode", 5]', True, 1),
-        ("waits", False, 1), "as alone", "core of turn 6", ('["few", 6]', True, 2),
-        "as alone", "core of turn 0",
+        ("waits", False, 0), "as alone", "core of round 5", ('["decode", 5]', True, 1),
+        ("waits", False, 1), "as alone", "core of round 6", ('["few", 6]', True, 2),
+        "as alone", "core of round 0",
     ]  # fmt: skip
     assert runtime.idle(), "as it was"
