@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from operator import attrgetter, getitem, itemgetter
+from operator import attrgetter, getitem, gt, itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from canary_kernels.checks import Backend
-from canary_kernels.digest import one_by_one
+from canary_kernels.digest import extend_runs, one_by_one
 from canary_obs.engine_api.launches import FEW_TOKENS
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains, token_array
 from canary_obs.engines.toolkit.later import Later
@@ -35,15 +35,16 @@ class _Decoding:
     # In each step of each request: no Python call, and as few passes over the requests as there can be.
 
     def __init__(
-        self, backend: Backend, names: list[str], found: list[Any], computed: list[int],
+        self, backend: Backend, names: list[str], found: list[Any], tokens: list[Any], computed: list[int],
         chains: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """`found`: the requests; `computed`: their tokens after it; `chains` as `advance` returns them."""
-        self.names, self._backend = names, backend
-        self._found = found
+        """`found`: the requests; `tokens`, `computed`: theirs after it; `chains`: as `advance` returns."""
+        self.names, self._found, self._tokens = names, found, tokens
         self._computed = computed  # before the next batch, if it is the same again
-        self._state = chains.copy()
-        self._newest: Iterator[tuple[int, ...]] | None = None  # token after each chain, batch by batch
+        self._state, self._counts = chains.copy(), chains[0].tolist()
+        self._extend = one_by_one(backend, self._state)
+        # With asynchronous scheduling, tokens that are still to be sampled count as computed.
+        self._ahead = None if computed == self._counts else np.array(computed) - chains[0]
 
     def is_of(self, requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> bool:
         """Whether it is the batch of these requests, and each is still the same object."""
@@ -52,7 +53,7 @@ class _Decoding:
     @property
     def chains(self) -> tuple[list[int], list[int]]:
         """The tokens in each chain, and the chains."""
-        return self._state[0].tolist(), self._state[1].view(np.uint64).tolist()
+        return self._counts, self._state[1].view(np.uint64).tolist()
 
     def go_on(self, computed: list[int]) -> NDArray[np.int64] | None:
         """As `advance` returns it; None = not each of them went on by one known token, so begin anew.
@@ -61,30 +62,17 @@ class _Decoding:
         """
         if computed != self._computed:
             return None
-        if self._newest is None:
-            self._begin()
-        newest = next(self._newest, None) if self._newest is not None else None
-        if newest is None:  # a token is not known yet
-            return None
+        tokens, counts, ahead, state = self._tokens, self._counts, self._ahead, self._state
         # Each has a token more, so the sum shows whether one has two.
-        if self._ahead is not None and sum(map(len, self._tokens)) != self._known:
+        if ahead is not None and sum(map(len, tokens)) != sum(counts) + len(tokens):
             return None
-        self._known += len(newest)
-        self._extend(newest)
-        sent, ahead = self._state, self._ahead
-        self._computed = (sent[0] if ahead is None else sent[0] + ahead).tolist()
-        return sent.copy()
-
-    def _begin(self) -> None:
-        tokens, counts = _lists_of(self._found), self._state[0]
-        ahead = np.array(self._computed, dtype=np.int64) - counts
-        if all(type(each) is list for each in tokens):
-            self._tokens = tokens
-            self._known = int(counts.sum()) + len(tokens)  # of all requests, after the next batch
-            # With asynchronous scheduling, tokens that are still to be sampled count as computed.
-            self._ahead = ahead if ahead.any() else None
-            self._extend = one_by_one(self._backend, self._state)
-            self._newest = zip(*map(_from, tokens, counts.tolist()), strict=False)
+        try:
+            self._extend(list(map(getitem, tokens, counts)))
+        except IndexError:  # a token is not known yet
+            return None
+        self._counts = state[0].tolist()
+        self._computed = self._counts if ahead is None else (state[0] + ahead).tolist()
+        return state.copy()
 
 
 def _lists_of(requests: Sequence[Any]) -> list[Any]:
@@ -93,14 +81,6 @@ def _lists_of(requests: Sequence[Any]) -> list[Any]:
         return list(map(_own_lists, requests))
     except AttributeError:
         return [request.all_token_ids for request in requests]
-
-
-def _from(tokens: list[int], start: int) -> Iterator[int]:
-    """Iterates from `start` on; what is appended before it has reached the end is still to come."""
-    left: Any = iter(tokens)
-    left.__setstate__(start)
-    given: Iterator[int] = left
-    return given
 
 
 class TokenChains:
@@ -150,9 +130,7 @@ class TokenChains:
             return _NONE
         last = self._decoding
         if last is not None and computed is not None and last.is_of(requests, scheduled):
-            self._decoding = None  # if this fails, `_known` lags behind and is right
             sent = last.go_on(computed)
-            self._decoding = last
             if sent is not None:
                 return sent
         return self._prepare(requests, scheduled)()
@@ -203,7 +181,9 @@ class TokenChains:
         names = list(scheduled)
         found = list(map(requests.__getitem__, names))
         computed, tokens = list(map(_computed_of, found)), _lists_of(found)
-        lens = list(map(min, computed, map(len, tokens)))
+        lens = list(map(len, tokens))
+        if any(map(gt, lens, computed)):
+            lens = list(map(min, computed, lens))
         return partial(self._advance, names, found, tokens, computed, lens)
 
     def _advance(
@@ -215,15 +195,24 @@ class TokenChains:
         if embeds.count(None) < len(embeds):
             for place in np.flatnonzero([each is not None for each in embeds]).tolist():
                 counts[place], lens[place], tokens[place] = 0, -1, ()  # its prompt has no tokens
-        starts, ends = np.array(counts, dtype=np.int64), np.array(lens, dtype=np.int64)
-        for place in np.flatnonzero((starts > ends) & (ends >= 0)).tolist():  # preempted: computed anew
-            starts[place], (counts[place], before[place]) = 0, _UNKNOWN
-        ids = list(chain.from_iterable(map(getitem, tokens, map(slice, counts, lens))))
-        chains = added_chains(np.array(before, dtype=np.uint64), token_array(ids), starts, ends)
-        self._known.update(zip(names, zip(lens, chains.tolist(), strict=True), strict=True))
-        sent = np.stack((ends, chains.view(np.int64)))
+        if any(map(gt, counts, lens)):
+            for place, length in enumerate(lens):
+                if counts[place] > length >= 0:  # preempted: computed anew
+                    counts[place], before[place] = _UNKNOWN
+        starts = np.array(counts, dtype=np.int64)
+        sent = np.empty((2, len(names)), dtype=np.int64)
+        sent[0], sent[1].view(np.uint64)[:] = lens, before
+        ids: list[Any]
+        if (sent[0] - starts == 1).all():
+            ids = list(map(getitem, tokens, counts))
+        else:
+            ids = list(chain.from_iterable(map(getitem, tokens, map(slice, counts, lens))))
+        extend_runs(self._backend, token_array(ids), starts, sent[0], sent[1])
         if min(lens, default=-1) >= 0:
-            self._decoding = _Decoding(self._backend, names, found, computed, sent)
+            self._decoding = _Decoding(self._backend, names, found, tokens, computed, sent)
+        else:
+            chains = sent[1].view(np.uint64).tolist()
+            self._known.update(zip(names, zip(lens, chains, strict=True), strict=True))
         return sent
 
     def _leave_decoding(self) -> None:

@@ -44,7 +44,7 @@ def rig(models: Any, request: Any) -> Iterator[ShardedRig]:
     engine = ENGINE
     if torch.cuda.is_available() and name == "llama_one_head" and not is_v2():
         # V1's warm-up leaves attention out: its capture would make NCCL's communicator, and fail.
-        engine = {key: ENGINE[key] for key in ENGINE.keys() - {"compilation_config"}} | {"enforce_eager": True}
+        engine = ENGINE | {"compilation_config": ON_GPU["compilation_config"], "enforce_eager": True}
     made = ShardedRig(models(name), interleave, **engine)
     yield made
     made.close()
