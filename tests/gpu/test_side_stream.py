@@ -2,6 +2,8 @@
 
 import torch
 
+from canary_obs.engines.toolkit.check_stream import STEPS_PER_QUERY, CheckStream
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.side_stream import SideStream
 
 DEVICE = torch.device("cuda", 0)
@@ -55,3 +57,28 @@ def test_disabled_it_is_the_current_stream() -> None:
     with side_stream.after_all:
         assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
     side_stream.join()
+
+
+def test_checks_in_line_and_aside_see_what_their_step_wrote() -> None:
+    forward_stream, side_stream = ForwardStream(DEVICE), SideStream(DEVICE, enabled=True)
+    forward_stream.remember()
+    chosen = CheckStream(forward_stream, side_stream)
+    own = torch.cuda.current_stream(DEVICE)
+    slots = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
+    seen = torch.zeros((8 * STEPS_PER_QUERY, slots.shape[0]), dtype=torch.int64, device=DEVICE)
+    in_line = []
+    for number in range(seen.shape[0]):
+        waits = number // STEPS_PER_QUERY % 2 == 0
+        if waits:
+            torch.cuda.synchronize()
+        chosen.begin_step(few_tokens=True)
+        slots.fill_(number + 1)
+        with chosen.entered():
+            in_line.append(torch.cuda.current_stream(DEVICE) == own)
+            torch.cuda._sleep(CYCLES // 100)
+            seen[number].copy_(slots)
+        if not waits:
+            torch.cuda._sleep(CYCLES // 10)
+    torch.cuda.synchronize()
+    assert seen.eq(torch.arange(1, seen.shape[0] + 1, device=DEVICE)[:, None]).all()
+    assert 3 * STEPS_PER_QUERY <= sum(in_line) <= 5 * STEPS_PER_QUERY

@@ -115,6 +115,32 @@ LOADS = mutants(
     ),
 )
 
+_STREAM = "tests/engines/toolkit/test_check_stream.py::"
+STREAM = mutants(
+    "canary_obs/engines/toolkit/check_stream.py",
+    (
+        "self._steps, self._device_waits = 0, not",
+        "self._device_waits = not",
+        _STREAM + "test_checks_run_aside_until_the_device_is_seen_to_wait",
+    ),
+    (
+        " = self._device_waits and few_tokens",
+        " = self._device_waits",
+        _STREAM + "test_a_long_forward_is_checked_aside",
+    ),
+    (
+        " = self._device_waits and few_tokens",
+        " = few_tokens",
+        _STREAM + "test_they_run_aside_again_once_it_is_busy",
+    ),
+    ("        self._join_due = True\n", "", _STREAM + "test_a_long_forward_is_checked_aside"),
+    (
+        "            self._join_due = False\n",
+        "",
+        _STREAM + "test_a_second_entry_of_a_step_is_joined_by_the_next",
+    ),
+)
+
 _STEPS = "tests/engines/vllm/test_step_hooks.py::"
 ENDS = mutants(
     "canary_obs/engines/vllm/step_hooks.py",
@@ -494,6 +520,7 @@ ALL = (
     *OFFLOADS,
     *KEYS,
     *LOADS,
+    *STREAM,
     *ENDS,
     *BLOCKS,
     *JUDGED,

@@ -9,8 +9,10 @@ from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
+from canary_obs.engine_api.launches import FEW_TOKENS
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.toolkit.check_stream import CheckStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.idle_thread import IdleThread
@@ -43,7 +45,7 @@ class StepHooks:
 
         execute_model is called   end the step before, join the side stream, follow the scheduler's output
             forward begins        `begin_forward`: before_write
-        the step ends             `end_step`: forward_launched, after_forward, after_step, on the side stream
+        the step ends             `end_step`: forward_launched, after_forward, after_step, on a CheckStream
 
     The step ends when execute_model returns (V1), in sample_tokens after the logits (V2), or, where a draft
     model runs or this forward has loaded KV, after sample_tokens. Where a forward's inputs change before the
@@ -65,6 +67,7 @@ class StepHooks:
         self.output: Any = None  # scheduler output of the step under way; None = warm-up or no step
         self.last_output: Any = None  # the last one that had tokens to compute
         self.forward_stream, self.side_stream = streams
+        self._check_stream = CheckStream(*streams)
         context = partial(self.forward_stream.context, self.side_stream)
         self.idle_thread = IdleThread(self.lock, observer.idle, context, self._busy)
         self._source, self._drafts, self._inputs_persist = source, drafts, inputs_persist
@@ -83,8 +86,7 @@ class StepHooks:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While entered, no step runs and the idle thread makes no calls."""
-        with self.lock:
-            self.side_stream.join()
+        with self.lock, self.forward_stream.context(self.side_stream):
             yield
 
     @property
@@ -171,7 +173,8 @@ class StepHooks:
                     self.end_step()
                 self._arrivals_due = False
                 self.output = scheduler_output
-                self.side_stream.join()
+                most = FEW_TOKENS * len(scheduler_output.num_scheduled_tokens)
+                self._check_stream.begin_step(few_tokens=scheduler_output.total_num_scheduled_tokens <= most)
                 if self._drafts is not None:
                     self._drafts.fail(self.observer)
                 try:
@@ -203,7 +206,7 @@ class StepHooks:
         if not self._end_due:
             return
         self._end_due = False
-        with self.side_stream.after_all:
+        with self._check_stream.entered():
             if self._launched_due:
                 self._check_forward()
             self.observer.overhead["adapter"] += self._host_seconds
@@ -228,7 +231,7 @@ class StepHooks:
         """The connector has reported what the step could not load."""
         if self._arrivals_due:
             self._arrivals_due = False
-            with self.side_stream.after_all:
+            with self._check_stream.entered():
                 guarded(self.observer, "announce", self._source.end_step, self.observer)
 
     def _busy(self) -> bool:

@@ -15,6 +15,12 @@ from canary_obs.errors import KVCacheViolation
 from tests.service.fakes import violation as a_violation
 
 
+def output_of(tokens: int) -> Any:
+    return SimpleNamespace(
+        total_num_scheduled_tokens=tokens, num_scheduled_tokens={"a": tokens} if tokens else {}
+    )
+
+
 def hooks_of(calls: list[str], late: bool, *, drafts: Any = None, inputs_persist: bool) -> StepHooks:
     source: Any = SimpleNamespace(
         forward_counted=False,
@@ -43,7 +49,7 @@ def test_with_drafts_only_what_has_arrived_is_judged_after_sampling(late: bool, 
     drafting: Any = SimpleNamespace(pending=True, fail=lambda _: None, end=lambda _: calls.append("drafted"))
     hooks = hooks_of(calls, late, drafts=drafting if drafts else None, inputs_persist=False)
     around = hooks.around_drafting if drafts else hooks.around_sample_tokens
-    hooks.around_execute_model(lambda output: None)(SimpleNamespace(total_num_scheduled_tokens=1))
+    hooks.around_execute_model(lambda output: None)(output_of(1))
     around(lambda: calls.append("connector"))()
     arrived = ["end"]
     end = ["checked"] if drafts else ["checked", "tasks"]
@@ -59,8 +65,8 @@ def test_what_a_step_has_loaded_that_was_not_sampled_is_not_judged() -> None:
     calls: list[str] = []
     hooks = hooks_of(calls, late=True, inputs_persist=False)
     execute_model = hooks.around_execute_model(lambda output: None)
-    execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
-    execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
+    execute_model(output_of(1))
+    execute_model(output_of(0))
     hooks.around_sample_tokens(lambda: None)()
     assert "end" not in calls
     hooks.stop()
@@ -76,7 +82,7 @@ def test_a_step_whose_connector_reports_after_sampling_ends_then(late: bool) -> 
         compute_logits()
         calls.append("connector")
 
-    hooks.around_execute_model(lambda output: None)(SimpleNamespace(total_num_scheduled_tokens=1))
+    hooks.around_execute_model(lambda output: None)(output_of(1))
     hooks.around_sample_tokens(sample_tokens)()
     end = ["end", "checked", "tasks"]
     sampled = ["logits", "connector", *end] if late else ["logits", *end, "connector"]
@@ -103,7 +109,7 @@ def test_what_fails_as_a_step_ends_is_a_fault_of_ours_and_a_violation_is_not(
     sample_tokens = hooks.around_sample_tokens(lambda: "sampled")
 
     def step() -> None:
-        assert execute_model(SimpleNamespace(total_num_scheduled_tokens=1)) == "launched"
+        assert execute_model(output_of(1)) == "launched"
         assert sample_tokens() == "sampled"
 
     if violated:

@@ -1,0 +1,47 @@
+"""Chooses the stream of the checks that follow a step's forward."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.side_stream import SideStream
+
+STEPS_PER_QUERY = 16  # the query costs 2 us
+_IN_LINE: AbstractContextManager[None] = nullcontext()
+
+
+class CheckStream:
+    """The side stream, or that of the engine, step by step.
+
+    A busy device runs checks on the side stream while it samples, and the engine waits for none of them. A
+    device that waits for its host would run them in time on any stream, and two streams cost the host some
+    25 us in each step. Forwards of prompts are long: their checks are never in line.
+    """
+
+    def __init__(self, forward_stream: ForwardStream, side_stream: SideStream) -> None:
+        self._forward_stream, self._side_stream = forward_stream, side_stream
+        self._steps = 0  # since the last query
+        self._device_waits = False  # it had nothing to do when a step began
+        self._in_line = False  # this step's checks
+        self._join_due = False
+
+    def begin_step(self, *, few_tokens: bool) -> None:
+        """A step begins on the engine's stream, and waits for what the side stream still does.
+
+        `few_tokens`: its forward is no longer than that of a decode.
+        """
+        self._steps += 1
+        if self._steps >= STEPS_PER_QUERY:
+            self._steps, self._device_waits = 0, not self._forward_stream.busy
+        if self._join_due:
+            self._join_due = False
+            self._side_stream.join()
+        self._in_line = self._device_waits and few_tokens
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Launches inside follow all of the engine's so far."""
+        if self._in_line:
+            return _IN_LINE
+        self._join_due = True
+        return self._side_stream.after_all
