@@ -11,7 +11,8 @@ from canary_obs.reference_engine.scheduling.scheduler import Scheduler
 from canary_obs.vocabulary import PerturbMode, Reason, State
 from tests.sizes import sized
 
-MODES = [mode.value for mode in PerturbMode]
+# Modes of perturbation that share a run.
+RUNS = sized({mode.value: [mode] for mode in PerturbMode}, {"all": list(PerturbMode)})
 
 
 def instrumented(rig) -> list[Violation]:
@@ -38,20 +39,21 @@ def test_traffic_with_rejected_proposals_is_clean(make_rig, page_size: int) -> N
 
 
 @pytest.mark.parametrize("group", ["full", "draft"])
-@pytest.mark.parametrize("mode", MODES)
-def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) -> None:
+@pytest.mark.parametrize("modes", RUNS.values(), ids=RUNS)
+def test_faults_are_found_in_their_own_group(make_rig, modes: list[PerturbMode], group: str) -> None:
     rig = make_rig(
-        perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, perturb_group=group, patrol_budget="50%",
-        sweep_interval=40, engine={"draft_layers": 1},
+        perturb=",".join(f"{mode}=0.2" for mode in modes), perturb_enabled=True, perturb_seed=7,
+        perturb_group=group, patrol_budget="50%", sweep_interval=40, engine={"draft_layers": 1},
     )  # fmt: skip
     rows = instrumented(rig)
     rig.run(80)
     rig.canary.check_everything()
-    tally = rig.canary.injector.injections.summary()[mode]
-    # With proposals to verify, few requests add a single token.
-    assert tally["injected"] > (0 if (mode, group) == ("next_token_swap", "full") else 4)
-    assert tally["detected"] + tally["masked"] == tally["injected"]
-    assert tally["detected"] > 0.8 * tally["injected"]
+    for mode in modes:
+        tally = rig.canary.injector.injections.summary()[mode]
+        # With proposals to verify, few requests add a single token.
+        assert tally["injected"] > (0 if (mode, group) == ("next_token_swap", "full") else 4), mode
+        assert tally["detected"] + tally["masked"] == tally["injected"], mode
+        assert tally["detected"] > 0.8 * tally["injected"], mode
     assert {row.group for row in rows} == {group}
 
 

@@ -24,7 +24,8 @@ _SGLANG_NAMES = {
     "swa_full_idx_divergence": "index_divergence",
     "swa_out_of_window_tokens": "out_of_window",
 }
-MODES = [mode.value for mode in PerturbMode]
+# Modes of perturbation that share a run.
+RUNS = sized({mode.value: [mode] for mode in PerturbMode}, {"all": list(PerturbMode)})
 
 
 def windows_of(rig: Rig):
@@ -121,23 +122,26 @@ def test_a_long_clean_run(make_rig: MakeRig, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("group", ["full", "swa"])
-@pytest.mark.parametrize("mode", MODES)
-def test_injections_into_one_group_leave_the_other_alone(make_rig: MakeRig, mode: str, group: str) -> None:
+@pytest.mark.parametrize("modes", RUNS.values(), ids=RUNS)
+def test_injections_into_one_group_leave_the_other_alone(
+    make_rig: MakeRig, modes: list[PerturbMode], group: str
+) -> None:
     rig = make_rig(
-        model="swa", perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, perturb_group=group,
-        patrol_budget="50%", sweep_interval=40, engine={"page_size": 16},
+        model="swa", perturb=",".join(f"{mode}=0.2" for mode in modes), perturb_enabled=True,
+        perturb_seed=7, perturb_group=group, patrol_budget="50%", sweep_interval=40, engine={"page_size": 16},
     )  # fmt: skip
     rig.run(sized(300, 100))
     rig.canary.check_everything()
     assert rig.canary.injector is not None
-    tally = rig.canary.injector.injections.counts()[PerturbMode(mode)]
-    assert tally.injected > sized(15, 8)
-    assert tally.detected + tally.masked == tally.injected
-    assert tally.detected > 0.8 * tally.injected
+    for mode in modes:
+        tally = rig.canary.injector.injections.counts()[mode]
+        assert tally.injected > sized(15, 4), mode
+        assert tally.detected + tally.masked == tally.injected, mode
+        assert tally.detected > 0.8 * tally.injected, mode
     other = rig.canary.detach().groups["full" if group == "swa" else "swa"]
     found = {reason for reasons in other.violations.values() for reason, count in reasons.items() if count}
     tokens = {Reason.WRITE_TOKEN, Reason.TOKEN, Reason.CHAIN}  # which all groups have in common
-    assert found <= (tokens if mode == "next_token_swap" else set())
+    assert found <= (tokens if PerturbMode.NEXT_TOKEN_SWAP in modes else set())
 
 
 def swept(rig: Rig) -> None:
