@@ -14,7 +14,7 @@ from canary_obs.vocabulary import Cause, Phase, Reason, State
 @pytest.fixture
 def rig(make_rig):
     made = make_rig(patrol_budget="off", idle_sweep=False)
-    made.run(150)
+    made.run(60)
     made.finish_requests()
     return made
 
