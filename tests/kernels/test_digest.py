@@ -21,6 +21,7 @@ from canary_kernels.digest import (
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 from tests.kernels.scenes import device_of
+from tests.sizes import sized
 
 MAX_REQUESTS, WIDTH = 6, 3000
 BACKENDS = st.sampled_from(list(Backend))
@@ -34,7 +35,7 @@ def starts_of(extends):
     return torch.tensor([0, *extends], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-@settings(max_examples=30)
+@settings(max_examples=sized(30, 10))
 @given(backend=BACKENDS, seed=st.integers(0, 2**32), kind=st.sampled_from([torch.int32, torch.int64]))
 def test_lists_are_followed(backend, seed, kind):
     draw, device = random.Random(seed), device_of(backend)
@@ -64,7 +65,7 @@ def test_lists_are_followed(backend, seed, kind):
         assert memory.extend_lens[:count].tolist() == extends
 
 
-@settings(max_examples=30)
+@settings(max_examples=sized(30, 10))
 @given(backend=BACKENDS, seed=st.integers(0, 2**32))
 def test_inputs_are_followed(backend, seed):
     draw, device = random.Random(seed), device_of(backend)
@@ -100,7 +101,7 @@ def test_inputs_are_followed(backend, seed):
         known |= {row: known[row] + extend for row, extend in zip(rows, extends, strict=True)}
 
 
-@settings(max_examples=30)
+@settings(max_examples=sized(30, 10))
 @given(backend=BACKENDS, seed=st.integers(0, 2**32), tail=st.sampled_from([1, 3, 4]))
 def test_rejected_drafts_leave_the_chain(backend, seed, tail):
     draw, device = random.Random(seed), device_of(backend)

@@ -301,8 +301,7 @@ def test_every_state_in_every_phase(backend, phase, error):
 
 
 @pytest.mark.parametrize("backend", list(Backend))
-@pytest.mark.parametrize("layout", [pools.separate, pools.unequal])
-@pytest.mark.parametrize("phase", [Phase.SWEEP, Phase.PATROL])
+@pytest.mark.parametrize(("phase", "layout"), [(Phase.PATROL, pools.separate), (Phase.SWEEP, pools.unequal)])
 def test_a_range_is_compared_as_the_list_of_it(backend, layout, phase, monkeypatch):
     from canary_kernels.fingerprint import kernel
 

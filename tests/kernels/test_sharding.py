@@ -37,7 +37,7 @@ from canary_kernels.layout import (
 )
 from tests.kernels.scenes import device_of
 
-PAGES, PAGE = 5, 8
+PAGES, PAGE = 3, 8
 SHARES = [(2, 1), (2, 4), (4, 2), (3, 8)]  # ranks, interleave
 
 

@@ -66,12 +66,13 @@ def test_a_flipped_bit_of_each_layer_is_found(deep):
     buffers = allocate_buffers(pools.SLOTS, torch.ones(1, dtype=torch.int64, device=device_of(backend)))
     buffers.records[:, IDENTITY] = identity_of(0, 0, RecordState.PENDING)
     complete_slots(backend, buffers, plan, slots)
-    for found, (part, layer) in enumerate(pool.bytes, 1):
+    flipped = list(pool.bytes)[:: sized(1, 3) if backend is Backend.TRITON else 1]
+    for found, (part, layer) in enumerate(flipped, 1):
         pool.bytes[part, layer][1][1, 3] ^= 1 << 6
         compare_slots(backend, buffers, plan, slots, Phase.HEAD, of_forward=True)
         pool.bytes[part, layer][1][1, 3] ^= 1 << 6
         assert int(buffers.counters[lane(Phase.HEAD, Reason.KV_DATA)]) == found
-    assert int(buffers.counters[COUNT_HASHED + Phase.HEAD]) == 2 * len(pool.bytes)
+    assert int(buffers.counters[COUNT_HASHED + Phase.HEAD]) == 2 * len(flipped)
 
 
 def test_how_many_programs_share_a_slot():
