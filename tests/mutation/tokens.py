@@ -22,7 +22,7 @@ _EACH = "tests/kernels/test_digest.py::test_chains_are_extended_one_by_one"
 ALL = (
     *mutants(
         "kernels/canary_kernels/digest/cpu.py",
-        ("state[0, place] = position + 1", "state[0, place] = position", _EACH),
+        ("store_int64(state, place, position + 1)", "store_int64(state, place, position)", _EACH),
     ),
     *mutants(
         "kernels/canary_kernels/digest/reference.py",
@@ -91,15 +91,20 @@ ALL = (
             _CHAINS + "test_a_preempted_request_that_knows_the_next_token_is_computed_anew",
         ),
         (
-            "if ahead is not None and sum(",
-            "if ahead is None and sum(",
+            "if self._ahead is not None and sum(",
+            "if self._ahead is None and sum(",
             _CHAINS + "test_requests_whose_newest_tokens_are_not_known_yet",
         ),
-        ("!= sum(counts) + len(tokens)", "!= sum(counts)", _WENT_ON + "[1]"),
-        ("else (state[0] + ahead).tolist()", "else self._counts", _WENT_ON + "[1]"),
-        ("        return state.copy()\n", "        return state\n", _WENT_ON),
-        ("        self._counts = state[0].tolist()\n", "", _WENT_ON),
-        ("return self._counts, self", "return (self._state[0] - 1).tolist(), self", _DECODING),
+        ("            deque(map(_SKIP_TO, following, counts), maxlen=0)\n", "", _WENT_ON),
+        ("        self._known += len(newest)\n", "", _WENT_ON + "[1]"),
+        ("        return sent.copy()\n", "        return sent\n", _WENT_ON),
+        ("            self._extend = one_by_one(self._backend, self._state)\n", "", _WENT_ON),
+        (
+            "            self._decoding = None  # if this fails",
+            "            pass  # if this fails",
+            _CHAINS + "test_a_token_that_is_none_costs_its_step_alone",
+        ),
+        ("return self._state[0].tolist(),", "return (self._state[0] - 1).tolist(),", _DECODING),
         (
             "one_each = total == count and ",
             "one_each = ",

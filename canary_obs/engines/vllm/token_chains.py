@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, getitem, gt, itemgetter
@@ -27,6 +28,7 @@ _NONE = np.empty((2, 0), dtype=np.int64)  # of an output without tokens
 _UNKNOWN = 0, int(ANCHOR)  # tokens of a request that is new, the chain over them
 _own_lists, _embeds_of = attrgetter("_all_token_ids"), attrgetter("prompt_embeds")
 _computed_of = attrgetter("num_computed_tokens")
+_SKIP_TO: Callable[..., None] = type(iter([])).__setstate__  # type: ignore[attr-defined] # of a list
 
 
 class _Decoding:
@@ -41,10 +43,8 @@ class _Decoding:
         """`found`: the requests; `tokens`, `computed`: theirs after it; `chains`: as `advance` returns."""
         self.names, self._found, self._tokens = names, found, tokens
         self._computed = computed  # before the next batch, if it is the same again
-        self._state, self._counts = chains.copy(), chains[0].tolist()
-        self._extend = one_by_one(backend, self._state)
-        # With asynchronous scheduling, tokens that are still to be sampled count as computed.
-        self._ahead = None if computed == self._counts else np.array(computed) - chains[0]
+        self._backend, self._state = backend, chains.copy()
+        self._newest: Iterator[tuple[int, ...]] | None = None  # token after each chain, batch by batch
 
     def is_of(self, requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> bool:
         """Whether it is the batch of these requests, and each is still the same object."""
@@ -53,7 +53,7 @@ class _Decoding:
     @property
     def chains(self) -> tuple[list[int], list[int]]:
         """The tokens in each chain, and the chains."""
-        return self._counts, self._state[1].view(np.uint64).tolist()
+        return self._state[0].tolist(), self._state[1].view(np.uint64).tolist()
 
     def go_on(self, computed: list[int]) -> NDArray[np.int64] | None:
         """As `advance` returns it; None = not each of them went on by one known token, so begin anew.
@@ -62,17 +62,31 @@ class _Decoding:
         """
         if computed != self._computed:
             return None
-        tokens, counts, ahead, state = self._tokens, self._counts, self._ahead, self._state
+        if self._newest is None:
+            self._begin()
+        newest = next(self._newest, None) if self._newest is not None else None
+        if newest is None:  # a token is not known yet
+            return None
         # Each has a token more, so the sum shows whether one has two.
-        if ahead is not None and sum(map(len, tokens)) != sum(counts) + len(tokens):
+        if self._ahead is not None and sum(map(len, self._tokens)) != self._known:
             return None
-        try:
-            self._extend(list(map(getitem, tokens, counts)))
-        except IndexError:  # a token is not known yet
-            return None
-        self._counts = state[0].tolist()
-        self._computed = self._counts if ahead is None else (state[0] + ahead).tolist()
-        return state.copy()
+        self._known += len(newest)
+        self._extend(newest)
+        sent, ahead = self._state, self._ahead
+        self._computed = (sent[0] if ahead is None else sent[0] + ahead).tolist()
+        return sent.copy()
+
+    def _begin(self) -> None:
+        tokens, counts = self._tokens, self._state[0].tolist()
+        if set(map(type, tokens)) == {list}:
+            self._known = sum(counts) + len(tokens)  # of all requests, after the next batch
+            # With asynchronous scheduling, tokens that are still to be sampled count as computed.
+            self._ahead = None if self._computed == counts else np.array(self._computed) - self._state[0]
+            self._extend = one_by_one(self._backend, self._state)
+            # What is appended before an iterator has reached the end is still to come.
+            following = list(map(iter, tokens))
+            deque(map(_SKIP_TO, following, counts), maxlen=0)
+            self._newest = zip(*following, strict=False)
 
 
 def _lists_of(requests: Sequence[Any]) -> list[Any]:
@@ -130,7 +144,9 @@ class TokenChains:
             return _NONE
         last = self._decoding
         if last is not None and computed is not None and last.is_of(requests, scheduled):
+            self._decoding = None  # if this fails, `_known` lags behind and is right
             sent = last.go_on(computed)
+            self._decoding = last
             if sent is not None:
                 return sent
         return self._prepare(requests, scheduled)()

@@ -6,7 +6,7 @@ from struct import Struct
 
 import numpy as np
 
-from canary_kernels.native import kernel
+from canary_kernels.native import kernel, load_int64, store_int64
 from canary_kernels.native_records import ANCHOR, added, mix64
 
 
@@ -40,22 +40,23 @@ def extend_runs(tokens, starts, stops, chains):
     return wanted
 
 
-@kernel("void(int64[:, ::1], int64[::1])")
-def _extend_each(state, tokens):
-    """Advance each chain by a token; see `op.one_by_one`."""
-    for place in range(tokens.shape[0]):
-        position = state[0, place]
-        state[1, place] = added(state[1, place], mix64(tokens[place], position))
-        state[0, place] = position + 1
+@kernel("void(int64, int64, int64)")
+def _extend_each(state, tokens, count):
+    """Advance each of `count` chains by a token; see `op.one_by_one`."""
+    for place in range(count):
+        position, chain = load_int64(state, place), load_int64(state, count + place)
+        store_int64(state, count + place, added(chain, mix64(load_int64(tokens, place), position)))
+        store_int64(state, place, position + 1)
 
 
 def one_by_one(state):
-    """What extends the chains of `state`."""
+    """What extends the chains of `state`, whose memory and that of the tokens stay where they are."""
     tokens = np.empty(state.shape[1], dtype=np.int64)
     pack, room = Struct(f"{tokens.size}q").pack_into, tokens.data
+    kept = state, (state.ctypes.data, tokens.ctypes.data, tokens.size)  # addresses keep no memory
 
     def extend(newest):
         pack(room, 0, *newest)
-        _extend_each(state, tokens)
+        _extend_each(*kept[1])
 
     return extend
