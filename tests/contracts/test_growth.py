@@ -17,6 +17,7 @@ from canary_obs.reference_engine.settings import tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.transport.wire import decode_message, encode
 from canary_obs.vocabulary import PerturbMode
+from tests.sizes import sized
 
 ROOT = Path(__file__).parents[2]
 REASON = "lost_write"
@@ -29,7 +30,7 @@ class TwinGroup(FullGroup):
         super().__init__(engine, engine.runner, "twin")
 
 
-@pytest.mark.parametrize("model", ["llama", "host_tier"])
+@pytest.mark.parametrize("model", sized(["llama", "host_tier"], ["host_tier"]))
 def test_a_group_is_one_file(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one: checks, sweeps, perturbation, snapshot and wire know the group by what it shows."""
     engine = Engine(with_model(tiny(seed=3), model))
@@ -44,7 +45,7 @@ def test_a_group_is_one_file(model: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert canary is not None
     canary.mark_ready()
     traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 3)
-    while engine.statistics.steps < 200:
+    while engine.statistics.steps < sized(200, 120):
         traffic.advance(engine)
         if engine.has_work():
             engine.step()

@@ -12,6 +12,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import EngineConfig, demo, tiny
 from canary_obs.reference_engine.tokenizer import BOS, decode
 from canary_obs.reference_engine.traffic import Traffic, corpus, scaled_traffic
+from tests.sizes import sized
 
 
 class Sink(Engine):
@@ -50,7 +51,9 @@ def test_prompts_are_text_behind_shared_prefixes() -> None:
     assert any(decode(longest[60:])[size : size + 12] in corpus() for size in range(4))
 
 
-@pytest.mark.parametrize("config", [demo(), tiny(), tiny(max_context=64), tiny(page_size=16)])
+@pytest.mark.parametrize(
+    "config", [replace(demo(), shape=tiny().shape), tiny(), tiny(max_context=64), tiny(page_size=16)]
+)
 def test_every_prompt_fits(config: EngineConfig) -> None:
     engine, traffic = Engine(config), Traffic(scaled_traffic(config.max_context), 4)
     steps = 60 if config.max_context > 128 else 250
@@ -94,14 +97,14 @@ def test_no_aborts_when_off() -> None:
 
 
 def test_demo_preset_exercises_everything() -> None:
-    """Within the thousand steps that the demo promises, at a fraction of the model's cost."""
+    """Within the thousand steps that the demo promises, or fewer, at a fraction of the model's cost."""
     engine = Engine(replace(demo(), shape=tiny().shape))
     traffic = Traffic(scaled_traffic(512), 1)
-    for _ in range(1000):
+    for _ in range(sized(1000, 400)):
         traffic.advance(engine)
         engine.step()
     seen = engine.statistics
-    assert seen.steps == 1000
+    assert seen.steps == sized(1000, 400)
     assert min(seen.evictions, seen.preemptions, seen.aborts, seen.requests_finished) > 0
     assert seen.prefix_hit_tokens > 1000
 

@@ -20,6 +20,7 @@ from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Mode, Phase, State
 from tests.late_copies import late_copies
 from tests.links import OneThreadLink
+from tests.sizes import sized
 
 STEPS = 250
 
@@ -47,10 +48,10 @@ def protect(engine: Engine, **changes: object) -> CanaryRuntime:
     return canary
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", sized([1, 16], [16]))
 def test_clean_traffic_has_no_violation_and_everything_is_checked(make_rig, page_size: int) -> None:
     rig = make_rig(sweep_interval=25, prefix_data=True, verify_on_hit=True, engine={"page_size": page_size})
-    rig.run(600)
+    rig.run(sized(600, 300))
     rig.finish_requests()
     rig.canary.check_everything()
     final = rig.canary.detach()

@@ -14,12 +14,15 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling, Status
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Part, Phase, Reason, State
+from tests.sizes import sized
 
 ACTIONS, SHARE = 6, 0.25
 _DONE = (HealOutcome.DONE, HealOutcome.UNVERIFIED)
 
 
-@pytest.mark.parametrize("model", ["llama", "host_tier", "swa", "speculative", "mla_sparse", "compressed"])
+@pytest.mark.parametrize(
+    "model", ["llama", "host_tier", "swa", *sized(["speculative", "mla_sparse", "compressed"], [])]
+)
 def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(model: str) -> None:
     engine = Engine(settings.with_model(settings.tiny(seed=3, page_size=4), model))
     config = CanaryConfig(

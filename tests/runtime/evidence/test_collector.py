@@ -75,7 +75,7 @@ def link() -> LocalLink:
 @pytest.fixture
 def rig(make_rig, link):
     rig = make_rig(link=link, idle_sweep=False, patrol_budget="off", reuse_data=False)
-    rig.run(120)
+    rig.run(60)
     rig.finish_requests()
     answers(link)
     return rig

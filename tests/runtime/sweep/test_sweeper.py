@@ -23,8 +23,9 @@ from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
 from tests.links import OneThreadLink
 from tests.oracles import records as oracle
+from tests.sizes import sized
 
-TRIALS = 500
+TRIALS = sized(500, 150)
 
 
 def sweep_now(rig, **options: object) -> SweepProgress:
@@ -77,9 +78,9 @@ def test_one_flipped_bit_anywhere_is_caught_by_the_next_sweep(make_rig) -> None:
 @pytest.mark.parametrize("unlocked_only", [False, True])
 def test_a_pass_accounts_for_every_slot_while_the_cache_changes(make_rig, unlocked_only: bool) -> None:
     rig = make_rig(sweep_interval=3, sweep_budget_ms=0.001, unlocked_only=unlocked_only)
-    rig.run(500)
+    rig.run(sized(500, 250))
     last = rig.canary.sweeper.last
-    assert rig.canary.sweeper.passes[Trigger.INTERVAL] > 20
+    assert rig.canary.sweeper.passes[Trigger.INTERVAL] > sized(20, 10)
     assert last is not None
     assert last.status is SweepStatus.PASSED
     assert last.checked + sum(last.skipped.values()) == last.total
@@ -88,12 +89,12 @@ def test_a_pass_accounts_for_every_slot_while_the_cache_changes(make_rig, unlock
 
 def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
     rig = make_rig()
-    rig.run(150)
+    rig.run(80)
     sweeper = rig.canary.sweeper
     sweeper.request(StartSweep(id="slow"), rig.canary.step)
     pending = sweeper._pass
     sweeper._pass = None
-    rig.run(150)
+    rig.run(80)
     sweeper._pass = pending
     rig.run(20)
     assert sweeper.last is not None
@@ -117,7 +118,7 @@ def test_a_sweep_that_checked_nothing_says_so(make_rig) -> None:
 def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
     link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, patrol_budget="off")
-    rig.run(150)
+    rig.run(80)
     rig.finish_requests()
     cached = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False)
     records = rig.canary.state.groups[0].buffers.records
@@ -139,7 +140,7 @@ def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) ->
 def test_a_commanded_sweep_replaces_an_automatic_one(make_rig) -> None:
     link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
-    rig.run(150)
+    rig.run(80)
     rig.canary.sweeper.begin_automatic(Trigger.INTERVAL, rig.canary.step)
     link.send_command(StartSweep(id="mine"))
     rig.run(50)
@@ -152,7 +153,7 @@ def test_a_commanded_sweep_replaces_an_automatic_one(make_rig) -> None:
 def test_a_sweep_can_be_cancelled_and_an_unknown_group_is_refused(make_rig) -> None:
     link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
-    rig.run(150)
+    rig.run(80)
     link.send_command(StartSweep(id="a"))
     link.send_command(CancelSweep(id="a"))
     link.send_command(StartSweep(id="b", groups=("nope",)))
@@ -210,7 +211,7 @@ def test_an_engine_that_does_not_show_its_prefix_cache(make_rig, monkeypatch: py
 
 def test_a_sweep_of_a_part_checks_that_part_and_resets_no_age(make_rig) -> None:
     rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
-    rig.run(150)
+    rig.run(80)
     prefix_cache, sweeper = rig.canary._adapter.prefix_cache, rig.canary.sweeper
     every = prefix_cache.cached("full", unlocked_only=False).slots
     unused = prefix_cache.cached("full", unlocked_only=True).slots
@@ -232,7 +233,7 @@ def test_a_sweep_of_a_part_checks_that_part_and_resets_no_age(make_rig) -> None:
 
 def test_damage_outside_a_range_is_not_met_and_inside_it_is(make_rig) -> None:
     rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
-    rig.run(150)
+    rig.run(80)
     rig.finish_requests()
     slots = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots.sort().values
     victim = int(slots[len(slots) // 2])
@@ -245,7 +246,7 @@ def test_damage_outside_a_range_is_not_met_and_inside_it_is(make_rig) -> None:
 
 def test_a_sweep_of_one_request_checks_its_cached_slots(make_rig) -> None:
     rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
-    rig.run(150)
+    rig.run(80)
     adapter = rig.canary._adapter
     every = set(adapter.prefix_cache.cached("full", unlocked_only=False).slots.tolist())
     running = {request.id: request for request in rig.engine.scheduler.running}
@@ -264,7 +265,7 @@ def test_a_sweep_of_one_request_checks_its_cached_slots(make_rig) -> None:
 def test_a_sweep_is_held_until_it_is_resumed(make_rig) -> None:
     link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
-    rig.run(150)
+    rig.run(80)
     for command in (StartSweep(id="a"), PauseSweep(id="other"), PauseSweep(id="a")):
         link.send_command(command)
     rig.run(50)
@@ -285,7 +286,7 @@ def test_a_sweep_is_held_until_it_is_resumed(make_rig) -> None:
 def test_a_held_sweep_can_be_cancelled(make_rig) -> None:
     link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
-    rig.run(150)
+    rig.run(80)
     for command in (StartSweep(id="a"), PauseSweep(id="a"), CancelSweep(id="a")):
         link.send_command(command)
     rig.run(20)
