@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.sizes import BY_TURN, TURNS, WHOLE, of_turn, sized, sized_names, turn
 
 CASES = range(sized(TURNS, 1))
@@ -102,17 +103,7 @@ def test_the_commit_says_whose_turn_it_is(
 
 def test_pytest_runs_those_whose_turn_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WHOLE, BY_TURN)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "sized",
-    ]
-    done = subprocess.run([*command, __file__], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["--collect-only", "-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "sized", "--rootdir"]
+    done = forked.run("pytest", *command, str(ROOT), __file__, env=os.environ)
     found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == of_turn([f"test_such_a_test_is_marked[{case}]" for case in range(TURNS)], turn())

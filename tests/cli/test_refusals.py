@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol
 
 import psutil
@@ -17,12 +18,19 @@ import pytest
 from canary_obs import cli
 from canary_obs.config import ServiceConfig, load
 from canary_obs.errors import ConfigurationError
+from tests.forked import Forked
 
 
 class Refuse(Protocol):
     """Runs a command line in this process: a process of its own proves what `run` does, and costs seconds."""
 
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(scope="module")
+def forks() -> None:
+    """The server of forks runs before a test looks for processes that are left."""
+    assert run("--version").returncode == 0
 
 
 @pytest.fixture
@@ -46,15 +54,16 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
-    # In its own session, by which processes that it left running are found.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "canary_obs", *arguments],
-        env=clean | {"OMP_NUM_THREADS": "1"} | environ,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    out, err = process.communicate(timeout=120)
-    assert [pid for pid in psutil.pids() if session_of(pid) == process.pid] == []
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        # In its own session, by which processes that it left running are found.
+        process = Forked("canary_obs", *arguments, env=clean | environ, files=[output, errors], session=True)
+        try:
+            code = process.wait(120)
+        finally:
+            process.kill()
+        assert [pid for pid in psutil.pids() if session_of(pid) == process.pid] == []
+        said = [file.read() for file in (output, errors) if file.seek(0) == 0]
+    return subprocess.CompletedProcess(arguments, code, *said)
 
 
 def session_of(pid: int) -> int | None:
@@ -163,6 +172,7 @@ def test_missing_and_broken_checkpoint(here: Refuse, tmp_path: Path) -> None:
     refused(here("demo", "--duration", "1", "--checkpoint", str(tmp_path)), str(tmp_path), "cannot be read")
 
 
+@pytest.mark.usefixtures("forks")
 def test_taken_port(here: Refuse, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -176,6 +186,7 @@ def test_taken_port(here: Refuse, tmp_path: Path) -> None:
         refused(demo, port, "in use")
 
 
+@pytest.mark.usefixtures("forks")
 def test_unwritable_socket_folder(here: Refuse, tmp_path: Path) -> None:
     # Root may write anywhere, so the folder is one that nobody can create.
     blocked = tmp_path / "file"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 
-from tests import mutation
+from tests import forked, mutation
 from tests.mutation import runner
 from tests.mutation.mutant import Mutant
 from tests.mutation.runner import ROOT, Tree, try_all
@@ -38,8 +37,8 @@ def test_every_case_that_a_defect_names_is_collected() -> None:
     """A case that is called otherwise by now would end the long run before its first defect."""
     cases = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
     files = sorted({case.partition("::")[0] for case in cases})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["--collect-only", "-q", "--assert=plain", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+    done = forked.run("pytest", *command, *(str(ROOT / file) for file in files), env=os.environ)
     assert cases - set(done.stdout.splitlines()) == set()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import EngineLink, LocalLink
 from canary_obs.transport.sender import open_link
 from canary_obs.vocabulary import Mode, State
+from tests.forked import Forked
 from tests.links import OneThreadLink
 
 STEPS, INJECTED_AT = 120, 50
@@ -185,9 +185,10 @@ def test_a_killed_service_changes_no_output_and_degrades(
 ) -> None:
     endpoint = f"ipc://{tmp_path}/service.sock"
     link = open_link(CanaryConfig(endpoint=endpoint))
-    command = [sys.executable, "-m", "canary_obs", "serve", "--port", "0", "--endpoint", endpoint]
     with (tmp_path / "log").open("wb") as log:
-        service = subprocess.Popen(command, stdout=log, stderr=log)
+        service = Forked(
+            "canary_obs", "serve", "--port", "0", "--endpoint", endpoint, env=os.environ, files=[log]
+        )
     monkeypatch.setattr(health, "PEER_SILENT_SECONDS", 0.5)
     deadline = time.monotonic() + 60
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 
 import msgspec
@@ -17,6 +16,7 @@ from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.slot_facts import ChangedWord, SlotEvent, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
 from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState
+from tests import forked
 from tests.service.conftest import FakeRank
 from tests.service.fakes import hello, identity, violation
 from tests.service.test_app import check_problem
@@ -175,8 +175,7 @@ def test_an_unknown_incident_is_404(client, rank):
 
 
 def show(path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "canary_obs", "incident", "show", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"COLUMNS": "200"})
+    return forked.run("canary_obs", "incident", "show", str(path), env={"COLUMNS": "200"}, seconds=60)
 
 
 def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):

@@ -50,10 +50,22 @@ def first(tmp_path: Path) -> Iterator[tuple[ServiceProcess, int]]:
     service.stop()
 
 
-def test_two_services_run_on_ports_of_their_own(first: tuple[ServiceProcess, int], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, str, int]]:
+    """A service that no test ends, its endpoint and its port."""
+    endpoint, port = f"ipc://{tmp_path_factory.mktemp('shared')}/service", free_port()
+    service = ServiceProcess.start(endpoint, port)
+    yield service, endpoint, port
+    service.stop()
+
+
+def test_two_services_run_on_ports_of_their_own(
+    shared: tuple[ServiceProcess, str, int], tmp_path: Path
+) -> None:
     second = ServiceProcess.start(f"ipc://{tmp_path}/second", free_port())
-    second.stop()
-    assert second.url != first[0].url
+    for _ in range(2):  # to stop is idempotent
+        second.stop()
+    assert second.url != shared[0].url
 
 
 def test_the_current_directory_is_not_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,24 +79,16 @@ def test_the_current_directory_is_not_imported_from(tmp_path: Path, monkeypatch:
 
 
 def test_a_port_that_another_service_has_is_refused(
-    first: tuple[ServiceProcess, int], tmp_path: Path
+    shared: tuple[ServiceProcess, str, int], tmp_path: Path
 ) -> None:
     """The answer of the other service does not count as an answer of the new one."""
     with pytest.raises(ConfigurationError, match="a service answers there already"):
-        ServiceProcess.start(f"ipc://{tmp_path}/second", first[1])
+        ServiceProcess.start(f"ipc://{tmp_path}/second", shared[2])
 
 
-def test_a_service_that_refuses_to_start_is_an_error(
-    first: tuple[ServiceProcess, int], tmp_path: Path
-) -> None:
+def test_a_service_that_refuses_to_start_is_an_error(shared: tuple[ServiceProcess, str, int]) -> None:
     with pytest.raises(ConfigurationError, match="ended with exit code"):
-        ServiceProcess.start(f"ipc://{tmp_path}/first", free_port())
-
-
-def test_stop_is_idempotent(first: tuple[ServiceProcess, int]) -> None:
-    service, _ = first
-    service.stop()
-    service.stop()
+        ServiceProcess.start(shared[1], free_port())
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> None:
