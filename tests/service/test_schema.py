@@ -10,8 +10,10 @@ from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
 from canary_obs.service.route_policy import TokenScope
 from tests.service.api_cases import Api, answers_to, never_done, write_tokens
+from tests.sizes import sized
 
-CASES = 80  # with each scope; `make fuzz` asks 5000 times, and .ci/nightly does so with fresh seeds
+# With each scope; `make fuzz` asks 5000 times, and .ci/nightly does so with fresh seeds.
+CASES = sized(80, 40)
 
 
 @pytest.fixture(scope="module")
