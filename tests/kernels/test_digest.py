@@ -154,12 +154,19 @@ def test_chains_are_extended_one_by_one(backend: Backend, known: list[int]) -> N
     chains = [chain_of(tokens) for tokens in lists]
     state = np.array([known, [int(chain[size]) for chain, size in zip(chains, known, strict=True)]])
     state = np.ascontiguousarray(state, dtype=np.int64)
-    extend = one_by_one(backend, state)
+    ahead = np.arange(len(known), dtype=np.int64)
+    extend = one_by_one(backend, state, ahead)
     for _ in range(20):
+        computed = [size + place for place, size in enumerate(known)]
         for wrong in ([*range(len(known) + 1)], *([["none"] * len(known)] if known else [])):
             with pytest.raises(struct.error):
-                extend(wrong)  # type: ignore[arg-type]
-        extend([int(tokens[size]) for tokens, size in zip(lists, known, strict=True)])
+                extend(computed, wrong)  # type: ignore[arg-type]
+        newest = [int(tokens[size]) for tokens, size in zip(lists, known, strict=True)]
+        for place in range(len(known)):
+            computed[place] += 1
+            assert not extend(computed, newest)
+            computed[place] -= 1
+        assert extend(computed, newest)
         known = [size + 1 for size in known]
         wanted = [int(chain[size]) for chain, size in zip(chains, known, strict=True)]
         assert state.tolist() == [known, wanted]

@@ -60,29 +60,25 @@ class _Decoding:
 
         `computed`: tokens of each request before this batch, which adds one to each.
         """
-        if computed != self._computed:
-            return None
         if self._newest is None:
             self._begin()
         newest = next(self._newest, None) if self._newest is not None else None
         if newest is None:  # a token is not known yet
             return None
         # Each has a token more, so the sum shows whether one has two.
-        if self._ahead is not None and sum(map(len, self._tokens)) != self._known:
+        if self._is_ahead and sum(map(len, self._tokens)) != self._known:
             return None
         self._known += len(newest)
-        self._extend(newest)
-        sent, ahead = self._state, self._ahead
-        self._computed = (sent[0] if ahead is None else sent[0] + ahead).tolist()
-        return sent.copy()
+        return self._state.copy() if self._extend(computed, newest) else None
 
     def _begin(self) -> None:
         tokens, counts = self._tokens, self._state[0].tolist()
         if set(map(type, tokens)) == {list}:
             self._known = sum(counts) + len(tokens)  # of all requests, after the next batch
             # With asynchronous scheduling, tokens that are still to be sampled count as computed.
-            self._ahead = None if self._computed == counts else np.array(self._computed) - self._state[0]
-            self._extend = one_by_one(self._backend, self._state)
+            self._is_ahead = self._computed != counts
+            ahead = np.array(self._computed, dtype=np.int64) - self._state[0]
+            self._extend = one_by_one(self._backend, self._state, ahead)
             # What is appended before an iterator has reached the end is still to come.
             following = list(map(iter, tokens))
             deque(map(_SKIP_TO, following, counts), maxlen=0)

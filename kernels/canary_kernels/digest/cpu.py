@@ -40,23 +40,30 @@ def extend_runs(tokens, starts, stops, chains):
     return wanted
 
 
-@kernel("void(int64, int64, int64)")
-def _extend_each(state, tokens, count):
-    """Advance each of `count` chains by a token; see `op.one_by_one`."""
+@kernel("int64(int64, int64, int64, int64)")
+def _extend_each(state, ahead, given, count):
+    """Advance each of `count` chains by a token, or none of them; see `op.one_by_one`."""
+    for place in range(count):
+        if load_int64(state, place) + load_int64(ahead, place) != load_int64(given, place):
+            return 0
     for place in range(count):
         position, chain = load_int64(state, place), load_int64(state, count + place)
-        store_int64(state, count + place, added(chain, mix64(load_int64(tokens, place), position)))
+        token = load_int64(given, count + place)
+        store_int64(state, count + place, added(chain, mix64(token, position)))
         store_int64(state, place, position + 1)
+    return 1
 
 
-def one_by_one(state):
+def one_by_one(state, ahead):
     """What extends the chains of `state`, whose memory and that of the tokens stay where they are."""
-    tokens = np.empty(state.shape[1], dtype=np.int64)
-    pack, room = Struct(f"{tokens.size}q").pack_into, tokens.data
-    kept = state, (state.ctypes.data, tokens.ctypes.data, tokens.size)  # addresses keep no memory
+    count = state.shape[1]
+    given = np.empty(2 * count, dtype=np.int64)  # computed, and the newest tokens
+    pack, room = Struct(f"{2 * count}q").pack_into, given.data
+    addresses = state.ctypes.data, ahead.ctypes.data, given.ctypes.data, count
+    kept = state, ahead, given, addresses  # addresses keep no memory
 
-    def extend(newest):
-        pack(room, 0, *newest)
-        _extend_each(*kept[1])
+    def extend(computed, newest):
+        pack(room, 0, *computed, *newest)
+        return _extend_each(*kept[3]) == 1
 
     return extend

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from canary_kernels.checks import Backend
 from canary_kernels.digest import reference
-from canary_kernels.digest.steps import DigestMemory, InputTokens, TokenLists
+from canary_kernels.digest.steps import DigestMemory, GoOn, InputTokens, TokenLists
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,13 +54,19 @@ def extend_runs(backend: Backend, tokens: Ints, starts: Ints, stops: Ints, chain
         raise ValueError(f"{tokens.size} tokens for runs of {wanted}; give each run's tokens, end to end")
 
 
-def one_by_one(backend: Backend, state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
-    """What extends each of n chains by a token, given those tokens: call it once per position.
+def one_by_one(backend: Backend, state: NDArray[np.int64], ahead: NDArray[np.int64]) -> GoOn:
+    """What extends each of n chains by a token: called once per position with `computed` and those tokens.
 
-    state: int64 [2, n], contiguous; the tokens in each chain, and the chain. It is changed in place, not by a
-    call that raises struct.error: for what is no token, too few or too many. One of the CPU's backends.
+    It returns False, and changes nothing, unless computed[i] is the tokens in chain i, and ahead[i] more, of
+    all of them.
+
+    state: int64 [2, n]; the tokens in each chain, and the chain, changed in place. ahead: int64 [n]. Both are
+    contiguous. A call raises struct.error, and changes nothing, for what is no token, too few or too many.
+    One of the CPU's backends.
     """
-    return _cpu().one_by_one(state) if backend is Backend.NUMBA else reference.one_by_one(state)
+    make = _cpu().one_by_one if backend is Backend.NUMBA else reference.one_by_one
+    extend: GoOn = make(state, ahead)
+    return extend
 
 
 def follow_lists(backend: Backend, memory: DigestMemory, lists: TokenLists) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from canary_kernels.digest.steps import GoOn
 from canary_kernels.hashing import Integers, MixesOfNext, mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
@@ -46,15 +47,18 @@ def extend_runs(tokens: Integers, starts: Integers, stops: Integers, chains: Int
     return wanted
 
 
-def one_by_one(state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
+def one_by_one(state: NDArray[np.int64], ahead: NDArray[np.int64]) -> GoOn:
     """What extends the chains of `state`, all at once."""
     counts, chains = state
-    pack, mixes = Struct(f"{counts.size}q").pack, MixesOfNext(counts)
+    pack, mixes = Struct(f"{2 * counts.size}q").pack, MixesOfNext(counts)
 
-    def extend(newest: Sequence[int]) -> None:
-        tokens = np.frombuffer(pack(*newest), np.int64)
+    def extend(computed: Sequence[int], newest: Sequence[int]) -> bool:
+        before, tokens = np.frombuffer(pack(*computed, *newest), np.int64).reshape(2, -1)
+        if (counts + ahead != before).any():
+            return False
         np.add(counts, 1, out=counts)
         np.add(chains.view(np.uint64), mixes.mix(tokens), out=chains.view(np.uint64))
+        return True
 
     return extend
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+GoOn = Callable[[Sequence[int], Sequence[int]], bool]  # of `one_by_one`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
