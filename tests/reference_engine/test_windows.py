@@ -18,6 +18,7 @@ from canary_obs.reference_engine.settings import EngineConfig, tiny, with_window
 from tests.reference_engine.plain_llama import plain_logits
 from tests.reference_engine.test_engine import Logits, check_against_plain, prompt, recorded
 from tests.reference_engine.workloads import account, drain, drive
+from tests.sizes import sized
 
 WINDOW = 16
 
@@ -48,8 +49,7 @@ def test_the_window_is_in_the_model_and_in_its_oracle() -> None:
     assert (windowed[WINDOW:] - full[WINDOW:]).abs().amax(dim=1).min() > 1e-3
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("token_budget", [8, 64])
+@pytest.mark.parametrize(("token_budget", "page_size"), [(8, 1), (64, 16), *sized([(8, 16), (64, 1)], [])])
 def test_load_is_exact_and_accounted_for(
     page_size: int, token_budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from tests.reference_engine.test_engine import prompt
 
 def run(engine: Engine) -> dict[int, bytes]:
     requests = [
-        engine.add_request(prompt(seed, 100 + seed), Sampling(max_tokens=110, stop_at_eos=False))
+        engine.add_request(prompt(seed, 100 + seed), Sampling(max_tokens=60, stop_at_eos=False))
         for seed in range(5)
     ]
     while engine.has_work():

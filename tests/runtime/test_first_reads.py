@@ -18,6 +18,7 @@ from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.links import OneThreadLink
+from tests.sizes import sized
 from tests.unchecked import Report
 
 QUIET = {"verify_on_hit": True, "idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
@@ -98,7 +99,7 @@ def test_a_damaged_record_of_a_hit(make_rig, announced, backend: str) -> None:
 
 
 def test_clean_traffic_compares_every_hit_and_accuses_nobody(make_rig) -> None:
-    for model in ("llama", "swa", "compressed", "speculative"):
+    for model in ("llama", "swa", *sized(("compressed", "speculative"), ("compressed",))):
         rig = make_rig(model=model, sweep_interval=20, verify_on_hit=True)
         rig.run(60)
         rig.finish_requests()

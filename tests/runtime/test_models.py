@@ -14,7 +14,7 @@ from tests.runtime.conftest import MakeRig
 from tests.sizes import sized
 
 STEPS = {"compressed": 120}  # seven groups, slower steps
-USUAL_STEPS = 220  # tests/test_soak.py runs clean traffic for longer
+USUAL_STEPS = sized(220, 140)  # tests/test_soak.py runs clean traffic for longer
 
 
 @cache

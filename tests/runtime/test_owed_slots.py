@@ -16,6 +16,7 @@ from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.runtime.patrol import patrol
 from canary_obs.runtime.sweep import sweeper
 from canary_obs.vocabulary import State, SweepStatus
+from tests.sizes import sized
 from tests.unchecked import Report
 
 NOT_CHECKED = "bytes were not checked"
@@ -25,7 +26,7 @@ def nothing(*_: object) -> None:
     """A kernel that is not launched."""
 
 
-@pytest.mark.parametrize("model", ["llama", "swa", "compressed"])
+@pytest.mark.parametrize("model", ["llama", "swa", *sized(["compressed"], [])])
 def test_a_clean_engine_owes_nothing(make_rig, model: str) -> None:
     rig = make_rig(model=model, patrol_budget="50%", sweep_interval=3, prefix_data=True)
     rig.run(60)

@@ -14,8 +14,9 @@ from canary_obs.runtime.taint.good_checks import GoodChecks
 from canary_obs.runtime.taint.tracker import TaintTracker
 from canary_obs.vocabulary import Phase
 from tests.runtime.taint.test_tracker import SIZE, finding
+from tests.sizes import sized
 
-BLOCKS, STEPS, RUNNING, DRAFTED, RUNS = 32, 120, 3, 3, 40
+BLOCKS, STEPS, RUNNING, DRAFTED, RUNS = 32, 120, 3, 3, sized(40, 15)
 Row = tuple[int, int, Phase, int]  # slot, forward, phase, fault
 
 
