@@ -11,7 +11,7 @@ from canary_kernels.layout import Plane
 from canary_obs.engine_api.views import GroupView
 from canary_obs.runtime.device.byte_address import locate_byte, read_slot
 from tests.kernels import pools
-from tests.kernels.test_sharding import PAGE, of_rank, whole
+from tests.kernels.test_sharding import PAGE, PAGES, of_rank, whole
 
 
 @pytest.mark.parametrize("layout", pools.LAYOUTS)
@@ -35,5 +35,5 @@ def test_bytes_of_slots_that_are_spread_over_ranks_are_read_on_their_own_rank() 
             assert read_slot(source, slot).equal(expected)
         with pytest.raises(IndexError, match="slot 8 lies on another rank than 1"):
             locate_byte(source, 8, 0)
-    view = GroupView(name="full", num_slots=5 * 2 * PAGE, page_size=2 * PAGE, sources=sources)
+    view = GroupView(name="full", num_slots=PAGES * 2 * PAGE, page_size=2 * PAGE, sources=sources)
     assert view.slot_bytes * view.num_slots == sum(source.tensor.nbytes for source in sources)
