@@ -68,7 +68,7 @@ def test_one_sweep_at_a_time_and_refusals_are_problem_documents(system) -> None:
 
 
 def test_killed_engine_is_blind_and_its_restart_keeps_counters_monotonic(system) -> None:
-    system.serve()
+    system.serve(KV_CANARY_SNAPSHOT_STALE_SECONDS="1")
     engine = system.engine()
     system.until(lambda: (system.metric("kv_canary_steps_total") or 0) > 100)
     engine.kill()
