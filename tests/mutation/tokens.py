@@ -164,12 +164,22 @@ ALL = (
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
         ),
         (
+            "if address != self._addresses[number]:",
+            "if not self._addresses[number]:",
+            _COLUMNS + "test_a_row_of_the_ring_that_is_used_again_holds_another_batch",
+        ),
+        (
+            "        if count != self._count:\n",
+            "        if not self._count:\n",
+            _COLUMNS + "test_a_row_of_the_ring_that_is_used_again_holds_another_batch",
+        ),
+        (
             "self.same = requests == sent",
             "self.same = len(requests) == len(sent)",
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
         ),
         (
-            "values[0, order.unknown] = -1",
+            "room[0, order.unknown] = -1",
             "pass",
             _COLUMNS + "test_a_request_of_which_nothing_was_said_is_unknown",
         ),

@@ -35,6 +35,9 @@ class KnownTokens:
     def __init__(self, max_requests: int, device: torch.device) -> None:
         self._host = HostColumns.allocate(max_requests, device)
         self._ring = [self._host.row(number) for number in range(RING_ROWS)]
+        self._addresses = [0] * RING_ROWS  # as they lie there
+        # Of each row, the part for as many requests as the last forward had.
+        self._count, self._rooms = 0, list[Chains | None]([None]) * RING_ROWS
         self.rows = (
             self._host.rows
         )  # int64 [max_requests]; a copy of the rows in the last forward's `columns`
@@ -93,24 +96,35 @@ class KnownTokens:
         What it returns writes what is known later, as in ForwardLaunches.
         """
         requests, count = self._requests, len(self._requests)
-        address, values = self._ring[step % RING_ROWS]
-        address[0] = 0 if self._given is None else address_of(self._given)
+        number, given = step % RING_ROWS, self._given
+        address, room = 0 if given is None else address_of(given), self._room(number, count)
+        # In each step, as a rule the same: each call of NumPy costs some us where caches are cold.
+        if address != self._addresses[number]:
+            self._ring[number][0][0] = self._addresses[number] = address
         sent, later = self._sent, None
         if self._later is not None:
             later = partial(self._stage_later, self._later, step)
         if sent is None or not self._sent_of:
-            values[0, :count] = -1
+            room[0] = -1
         else:
             order = self._order
             if order.requests != requests or order.sent != self._sent_of:
                 order = self._order = _Order(requests, self._sent_of)
             if order.same:
-                values[:, :count] = sent
+                room[...] = sent
             else:
-                np.take(sent, order.places, axis=1, out=values[:, :count], mode="clip")
+                np.take(sent, order.places, axis=1, out=room, mode="clip")
             if order.unknown is not None:  # the scheduler said nothing of these
-                values[0, order.unknown] = -1
+                room[0, order.unknown] = -1
         return later
+
+    def _room(self, number: int, count: int) -> Chains:
+        if count != self._count:
+            self._count, self._rooms = count, [None] * RING_ROWS
+        room = self._rooms[number]
+        if room is None:
+            room = self._rooms[number] = self._ring[number][1][:, :count]
+        return room
 
     def _stage_later(self, later: Later[Chains], step: int) -> None:
         self._sent, self._later = later.get(), None

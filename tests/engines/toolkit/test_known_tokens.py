@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canary_kernels.forward_start import start_forward
+from canary_kernels.forward_start import RING_ROWS, start_forward
 from canary_kernels.layout import TICK_BITS
 from canary_obs.engines.toolkit.known_tokens import KnownColumns, KnownTokens
 from canary_obs.engines.toolkit.later import Later
@@ -116,3 +116,19 @@ def test_columns_that_are_needed_at_once_are_computed_at_once() -> None:
     assert asked == [1]
     known.note({"a": 1}, Later(lambda: None))
     assert filled(known, ["a"]).lens.tolist() == [-1]
+
+
+def test_a_row_of_the_ring_that_is_used_again_holds_another_batch() -> None:
+    """Of more requests, or fewer, whose rows moved, moved back, or are none."""
+    known, clock = KnownTokens(4, torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
+    launches, backend = known.launches(), choose_backend("auto", torch.device("cpu"))
+    known.note({"a": 1, "b": 2, "c": 1}, TOLD)
+    first, second = torch.tensor([7, 8]), torch.tensor([2, 3, 4], dtype=torch.int32)
+    for step, (batch, rows) in enumerate((("ca", first), ("bac", second), ("c", None), ("ab", first))):
+        known.rows.fill_(-5)
+        known.begin(list(batch), rows)
+        launches.stage(3 + RING_ROWS * step)
+        start_forward(backend, clock, (RING_ROWS if step else 3) << TICK_BITS, launches.host, len(batch))
+        assert known.rows[: len(batch)].tolist() == ([-5] if rows is None else rows.tolist())
+        lens = dict(zip("abc", TOLD[0].tolist(), strict=True))
+        assert known.columns(len(batch)).lens.tolist() == [lens[name] for name in batch]
