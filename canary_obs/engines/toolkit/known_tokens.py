@@ -97,7 +97,12 @@ class KnownTokens:
         """
         requests, count = self._requests, len(self._requests)
         number, given = step % RING_ROWS, self._given
-        address, room = 0 if given is None else address_of(given), self._room(number, count)
+        address = 0 if given is None else address_of(given)
+        if count != self._count:
+            self._count, self._rooms = count, [None] * RING_ROWS
+        room = self._rooms[number]
+        if room is None:
+            room = self._rooms[number] = self._ring[number][1][:, :count]
         # In each step, as a rule the same: each call of NumPy costs some us where caches are cold.
         if address != self._addresses[number]:
             self._ring[number][0][0] = self._addresses[number] = address
@@ -117,14 +122,6 @@ class KnownTokens:
             if order.unknown is not None:  # the scheduler said nothing of these
                 room[0, order.unknown] = -1
         return later
-
-    def _room(self, number: int, count: int) -> Chains:
-        if count != self._count:
-            self._count, self._rooms = count, [None] * RING_ROWS
-        room = self._rooms[number]
-        if room is None:
-            room = self._rooms[number] = self._ring[number][1][:, :count]
-        return room
 
     def _stage_later(self, later: Later[Chains], step: int) -> None:
         self._sent, self._later = later.get(), None

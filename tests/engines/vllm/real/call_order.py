@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from canary_obs.engines.toolkit.check_stream import CheckStream
 from canary_obs.engines.toolkit.side_stream import SideStream, WaitFor
 from tests.engines.vllm.real.rig import Rig
 
@@ -53,5 +55,11 @@ def recorded_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch, *of_runner: str) -
         record(rig.runner.model, name, calls, monkeypatch)
     for name in of_runner:
         record(rig.runner, name, calls, monkeypatch)
-    monkeypatch.setattr(rig.adapter.hooks, "side_stream", RecordingSideStream(calls))
+    busy: Any = SimpleNamespace(busy=True)  # else checks would be in line from the sixteenth step on
+    chosen = CheckStream(busy, side_stream := RecordingSideStream(calls))
+    with chosen.entered():  # by the step before
+        pass
+    monkeypatch.setattr(rig.adapter.hooks, "side_stream", side_stream)
+    monkeypatch.setattr(rig.adapter.hooks, "_check_stream", chosen)
+    calls.clear()
     return calls
