@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,12 +78,12 @@ def test_the_count_of_invisible_sets() -> None:
 
     def twos(keys: list[int], sign: int) -> list[int]:
         """How many pairs of keys have each power of two in their sum or difference."""
-        counts = [0] * 65
-        for first, one in enumerate(keys):
-            for other in keys[:first]:
-                value = unsigned(one + sign * other)
-                counts[(value & -value).bit_length() - 1] += 1
-        return counts
+        own = np.array([unsigned(key) for key in keys], dtype=np.uint64)
+        values = (own[:, None] + own if sign > 0 else own[:, None] - own)[np.tril_indices(len(keys), -1)]
+        lowest = values & -values
+        counts = np.bincount(np.log2(lowest[lowest > 0]).astype(np.int64), minlength=65)
+        counts[64] = np.count_nonzero(lowest == 0)
+        return [int(count) for count in counts]
 
     invisible = pairs = 0
     for of_layers in (twos(layers, 1), twos(layers, -1)):
