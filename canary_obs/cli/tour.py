@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from canary_obs.cli.exit_codes import CommandFailed, ExitCode
 from canary_obs.cli.output import print_rich, write_out
 from canary_obs.cli.service_client import ServiceClient
 from canary_obs.config import PREFIX
+from canary_obs.engines.toolkit.service_process import free_port
 
 START_SECONDS = 120.0  # compiling the checks, the first time on a machine
 DETECT_SECONDS = 120.0
@@ -65,9 +65,7 @@ def tour(
 @contextmanager
 def _demo(folder: Path, seed: int) -> Iterator[ServiceClient]:
     """A demo in a process of its own, with a service on a free port, ended with the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     settings = {
         "ENDPOINT": f"ipc://{folder}/service.sock", "PERTURB_LIMIT": "1", "PERTURB_WARMUP": str(_WARM_UP),

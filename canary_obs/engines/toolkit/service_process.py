@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig, load
 from canary_obs.errors import ConfigurationError
@@ -19,6 +22,8 @@ from canary_obs.errors import ConfigurationError
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # first and last that the system gives away
+_LOWEST_PORT = 10_000  # of those that are chosen; below are those of well-known services
 # So long a service waits for the one of an engine that ended just before, or of another engine, to end.
 _TAKE_OVER_SECONDS = 300.0
 # Between the end of a service and the start of the next one; doubled until a service has lasted.
@@ -143,11 +148,31 @@ class ServiceProcess:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
+    """A TCP port of the loopback interface that is free now, and that the system gives to nobody.
+
+    An engine takes dozens of the system's as it starts, before it comes to the one that was chosen for it.
+    Where nearly all ports are the system's, it is one of these.
+    """
+    first = _first_given()
+    draw = random.SystemRandom()  # forks of one process must not draw the same
+    for port in draw.sample(range(_LOWEST_PORT, first), 20) if first > 2 * _LOWEST_PORT else ():
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _first_given() -> int:
+    try:
+        return int(_GIVEN_PORTS.read_text("utf-8").split()[0])
+    except (OSError, ValueError, IndexError):  # not Linux
+        return 0
+
+
+def _bound(port: int) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind(("127.0.0.1", port))
+        found: int = probe.getsockname()[1]
+        return found
 
 
 def _spawn(endpoint: str, port: int | None = None, wait_seconds: float = 0.0) -> subprocess.Popen[bytes]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from canary_obs.config import CanaryConfig
+from canary_obs.engines.toolkit import service_process
 from canary_obs.engines.toolkit.service_process import (
     ServiceProcess,
     SupervisedService,
@@ -40,6 +43,32 @@ def running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [("32768 60999", range(10_000, 32_768)), ("1024 65535", range(1024, 65_536)), ("", range(1, 65_536))],
+)
+def test_a_free_port_is_none_that_the_system_gives_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, chosen: range
+) -> None:
+    """Where there are such ports. Another process would have it before the one that it was chosen for."""
+    path = tmp_path / "range"
+    path.write_text(given)
+    monkeypatch.setattr(service_process, "_GIVEN_PORTS", path)
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10
+    assert ports <= set(chosen)
+
+
+def test_a_port_in_use_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken, socket.socket() as other:
+        for each in (taken, other):
+            each.bind(("127.0.0.1", free_port()))
+        used = [each.getsockname()[1] for each in (taken, other)]
+        drawn = SimpleNamespace(sample=lambda *_: used)
+        monkeypatch.setattr(service_process.random, "SystemRandom", lambda: drawn)
+        assert free_port() not in used
 
 
 @pytest.fixture

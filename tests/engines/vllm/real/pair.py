@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.vllm.real.prefill import MOONCAKE, NIXL, Prefill, let_nixl_wait, settings
 from tests.engines.vllm.real.ranks import RanksRig
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -164,9 +164,3 @@ def decode_all(
     inputs = [{"prompt_token_ids": prompt} for prompt in asked]
     outputs = rig.llm.generate(inputs, sampling, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.pair import LENGTH, Pair, check_shares, free_port
+from tests.engines.vllm.real.pair import LENGTH, Pair, check_shares
 from tests.engines.vllm.real.prefill import ACCELERATOR, MOONCAKE, Prefill, as_for_transfers, settings
 from tests.engines.vllm.real.ranks import RanksRig
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
+from tests.engines.vllm.real.pair import LENGTH, Pair
 from tests.engines.vllm.real.prefill import MULTI, NIXL, Prefill, as_for_transfers, is_v2
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.test_left_out import STATES
