@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.side_stream import SideStream
 
-STEPS_PER_QUERY = 16  # the query costs 2 us
+STEPS_PER_QUERY = 16  # a query takes 1 to 7 us (docs/performance.md)
 _IN_LINE: AbstractContextManager[None] = nullcontext()
 
 
@@ -16,7 +16,7 @@ class CheckStream:
 
     A busy device runs checks on the side stream while it samples, and the engine waits for none of them. A
     device that waits for its host would run them in time on any stream, and two streams cost the host some
-    25 us in each step. Forwards of prompts are long: their checks are never in line.
+    17 us in each step. Forwards of prompts are long: their checks are never in line.
     """
 
     def __init__(self, forward_stream: ForwardStream, side_stream: SideStream) -> None:

@@ -42,7 +42,7 @@ class _Decoding:
     ) -> None:  # fmt: skip
         """`found`: the requests; `tokens`, `computed`: theirs after it; `chains`: as `advance` returns."""
         self.names, self._found, self._tokens = names, found, tokens
-        self._computed = computed  # before the next batch, if it is the same again
+        self._computed = computed  # as the next batch begins, for `_begin`
         self._backend, self._state = backend, chains.copy()
         self._newest: Iterator[tuple[int, ...]] | None = None  # token after each chain, batch by batch
 
