@@ -10,13 +10,16 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-LEGS = "until its copy is submitted", "vLLM submits it", "until it is reported", "until the first token"
+LEGS = (
+    "until its copy is submitted", "vLLM submits it", "until it is reported", "until its forward is launched",
+    "until the first token", "until the device is idle",
+)  # fmt: skip
 
 
 class Served(NamedTuple):
     """One request."""
 
-    seconds: float  # to its first token
+    seconds: float  # to its first token, and until the device is idle
     parts: Mapping[tuple[int, str], float]  # seconds on the engine's thread, by number of the leg and part
     legs: Sequence[float]  # seconds of each of LEGS; empty = it loaded nothing, or in several jobs
 
@@ -49,10 +52,12 @@ class Clock:
 class Copies:
     """The jobs of an offload worker: when loads are submitted and reported, and what vLLM's events say."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, model: Any) -> None:
+        """`model`: the last of a forward is launched before its `compute_logits` is called."""
         self.ended: list[tuple[str, float]] = []  # of each job: path, seconds by vLLM's events
-        self.marks: list[float] = []  # of loads: asked for, submitted, reported
+        self.marks: list[float] = []  # of loads: asked for, submitted, reported; its forward launched
         self._paths: dict[int, str] = {}
+        self._logits, model.compute_logits = model.compute_logits, self._compute_logits
         self._finished = worker.get_finished
         worker.get_finished = self._get_finished
         worker.submit_store = partial(self._submit, "store", worker.submit_store)
@@ -65,6 +70,11 @@ class Copies:
         self.marks += [time.perf_counter() for path in paths if path == "load"]
         return results
 
+    def _compute_logits(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self.marks) == 3:  # a load was reported
+            self.marks.append(time.perf_counter())
+        return self._logits(*args, **kwargs)
+
     def _submit(self, path: str, original: Any, job_id: int, *args: Any, **kwargs: Any) -> Any:
         self._paths[job_id], asked = path, time.perf_counter()
         result = original(job_id, *args, **kwargs)
@@ -73,11 +83,11 @@ class Copies:
         return result
 
 
-def legs_of(started: float, marks: Sequence[float], ended: float) -> list[float]:
-    """Those of a load in one job."""
-    if len(marks) != len(LEGS) - 1:
+def legs_of(started: float, marks: Sequence[float], answered: float, idle: float) -> list[float]:
+    """Those of a load in one job, answered with one token."""
+    if len(marks) != len(LEGS) - 2:
         return []
-    times = [started, *marks, ended]
+    times = [started, *marks, answered, idle]
     return [after - before for before, after in pairwise(times)]
 
 

@@ -65,7 +65,7 @@ class Offloading:
             return allocated(request, blocks, count)
 
         connector.update_state_after_alloc = update_state_after_alloc
-        self.copies, self.clock = Copies(self.worker), clock
+        self.copies, self.clock = Copies(self.worker, self.vllm.runner.get_model()), clock
         clock.marks = self.copies.marks
 
     def _on_host(self, tokens: int) -> dict[str, Any]:
@@ -79,16 +79,18 @@ class Offloading:
         return self.vllm.random_prompts(self._prompts, self.tokens + 1)
 
     def serve(self, prompt: list[int]) -> Served:
-        """Serve it to its first token, until the device is idle."""
+        """Serve it to its first token, and until the device is idle."""
         self.vllm.synchronize()
         self.clock.seconds.clear()
         self.copies.marks.clear()
         started = time.perf_counter()
         self.vllm.add_requests([prompt], 1)
         self.vllm.run()
+        answered = time.perf_counter()
         self.vllm.synchronize()
-        ended = time.perf_counter()
-        return Served(ended - started, dict(self.clock.seconds), legs_of(started, self.copies.marks, ended))
+        idle = time.perf_counter()
+        legs = legs_of(started, self.copies.marks, answered, idle)
+        return Served(idle - started, dict(self.clock.seconds), legs)
 
     def forget(self) -> None:
         """Let stores end, and give up the blocks of the device."""
@@ -141,6 +143,7 @@ def measure(
     from canary_obs.engines.vllm.connector_loads import ConnectorLoads
     from canary_obs.engines.vllm.connector_reports import ConnectorReports
     from canary_obs.engines.vllm.offload_records import OffloadRecords
+    from canary_obs.engines.vllm.step_hooks import StepHooks
     from canary_obs.runtime.canary import CanaryRuntime
     from canary_obs.runtime.loads import Loads
     from canary_obs.runtime.report.snapshot import group_counters
@@ -149,6 +152,7 @@ def measure(
 
     clock = Clock()
     clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
+    clock.wrap(StepHooks, "begin_forward", "views built")
     clock.wrap(BlockChanges, "report", "changes of blocks")
     clock.wrap(ConnectorLoads, "begin_step", "loads begun")
     clock.wrap(SlotHooks, "before_load", "compared before")
