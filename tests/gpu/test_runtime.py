@@ -122,9 +122,9 @@ def test_every_kernel_is_compiled_before_the_first_step(monkeypatch: pytest.Monk
 
         def timed(*arguments: object, hook=hook) -> None:
             nonlocal slowest
-            started = time.perf_counter()
+            started = time.thread_time()  # a busy host may stop any thread for as long
             hook(*arguments)
-            slowest = max(slowest, time.perf_counter() - started)
+            slowest = max(slowest, time.thread_time() - started)
 
         setattr(rig.canary, name, timed)
     rig.run(100)

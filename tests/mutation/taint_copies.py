@@ -188,6 +188,16 @@ ALL = (
             _OFFLOADS + "test_who_may_load_damage_is_shown_without_a_key",
         ),
         (
+            "            self._show_requests()\n            stored",
+            "            stored",
+            _OFFLOADS + "test_what_the_step_has_changed_is_shown_first[stored]",
+        ),
+        (
+            "            self._show_requests()\n            lost",
+            "            lost",
+            _OFFLOADS + "test_what_the_step_has_changed_is_shown_first[loaded]",
+        ),
+        (
             "ChangedRequests(loaded=lost or loaded)",
             "ChangedRequests(loaded=loaded)",
             _OFFLOADS + "test_blocks_without_keys_are_shown_as_unknown",

@@ -92,7 +92,7 @@ class VllmAdapter(FollowsRequests):
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
         loads, scales = self._block_changes.loads, self._scales.sources
-        self.connector = ConnectorReports(loads, self.vllm_groups)
+        self.connector = ConnectorReports(loads, self.vllm_groups, self.show_requests)
         self._windows, self._attention = WindowTables(self.vllm_groups), AttentionTables(self.vllm_groups)
         self._forwards, self.requests = ForwardCount(self._by_name), changes_of(runner, self.vllm_groups)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()

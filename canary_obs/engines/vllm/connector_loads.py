@@ -153,12 +153,14 @@ class ConnectorLoads:
     def _compare_before(self, loads: Sequence[Loaded], observer: Observer) -> None:
         """What lies in their blocks is compared for the last time: nothing has been submitted yet."""
         for group, own in self._by_group(loads):
-            if blocks := sorted({block for load in own for block in load.blocks if block}):
-                observer.before_load(group.view.name, self._slots_of(blocks, group))
+            slots = rows_of(own, group).slots(group.block_slots).flatten()
+            if slots.numel():
+                observer.before_load(group.view.name, uploaded(slots, self._device))
 
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""
-        self.failed.difference_update(*(load.blocks for load in loads))
+        if self.failed:
+            self.failed.difference_update(*(load.blocks for load in loads))
         for group, own in self._by_group(loads):
             for load in own:
                 self.copies.forget(group.view.name, load.blocks)

@@ -47,8 +47,11 @@ class ConnectorReports:
     What some connectors store and send is followed as well, so that loads can be compared with that.
     """
 
-    def __init__(self, loads: ConnectorLoads, groups: Sequence[VllmGroup]) -> None:
-        self._loads = loads
+    def __init__(
+        self, loads: ConnectorLoads, groups: Sequence[VllmGroup], show_requests: Callable[[], None]
+    ) -> None:
+        """`show_requests`: shows the changes of the step under way; they precede what it stores or loads."""
+        self._loads, self._show_requests = loads, show_requests
         self._groups = [group for group in groups if group.of_tokens]
         self._stored_groups = [group for group in groups if group.of_tokens or group.states]
         self._observer: Observer  # while attached
@@ -102,7 +105,9 @@ class ConnectorReports:
         self.record_files = RecordFiles(read_key(config.copy_records_key_file))
         for each in offloads:
             stored = StoredCopies(self._formats, self.record_files)
-            records = OffloadRecords(self._stored_groups, self._loads.copies, self._observer, stored)
+            records = OffloadRecords(
+                self._stored_groups, self._loads.copies, self._observer, stored, self._show_requests
+            )
             records.wrap(patches, each)
             hooks.after_launch.append(records.launched)
             self.offloads.append(records)

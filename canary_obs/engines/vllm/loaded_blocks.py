@@ -27,6 +27,10 @@ class BlockRows(NamedTuple):
     first: _Column  # offset of the first slot that was asked for
     stop: _Column  # and behind the last one
 
+    def slots(self, block_slots: int) -> Tensor:
+        """int64 [blocks, block_slots]: all slots of each block."""
+        return torch.from_numpy(self.blocks[:, None] * block_slots + np.arange(block_slots))
+
     def among(self, blocks: Collection[int]) -> NDArray[np.bool_]:
         """Which of them are these."""
         if not blocks:
@@ -64,9 +68,7 @@ def loaded_blocks(
     rows: BlockRows, group: VllmGroup, tokens: bytes | None, expected: ArrivedBlocks | None = None
 ) -> LoadedBlocks:
     """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded."""
-    size = group.block_slots
-    offsets = np.arange(size)
-    slots = torch.from_numpy(rows.blocks[:, None] * size + offsets)
+    size, slots = group.block_slots, rows.slots(group.block_slots)
     if tokens is None or group.states:
         return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None, expected=expected)
     # What lies behind the last known token is not announced as arrived.
@@ -79,7 +81,7 @@ def loaded_blocks(
     return LoadedBlocks(
         slots=slots,
         tokens=torch.from_numpy(ids.reshape(-1, size)[rows.numbers]),
-        positions=torch.from_numpy(rows.numbers[:, None] * size + offsets),
+        positions=torch.from_numpy(rows.numbers[:, None] * size + np.arange(size)),
         chains=torch.from_numpy(chains.reshape(-1, size)[rows.numbers]),
         expected=expected,
     )

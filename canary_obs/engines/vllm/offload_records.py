@@ -46,9 +46,11 @@ class OffloadRecords:
     """
 
     def __init__(
-        self, groups: Sequence[VllmGroup], copies: Copies, observer: Observer, stored: StoredCopies
-    ) -> None:
-        self._copies, self._observer = copies, observer
+        self, groups: Sequence[VllmGroup], copies: Copies, observer: Observer, stored: StoredCopies,
+        show_requests: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`show_requests`: shows the changes of the step under way, if that was not done yet."""
+        self._copies, self._observer, self._show_requests = copies, observer, show_requests
         self._groups = {
             number: [group for group in groups if group.number == number]
             for number in {group.number for group in groups}
@@ -123,6 +125,7 @@ class OffloadRecords:
         existed = {named.key for named in files if os.path.exists(named.path)}
         self._submitted.append((parts, existed))
         if self.shown:
+            self._show_requests()
             stored = {str(part.number): KeyedBlocks(_keys(part), np.array(part.blocks)) for part in parts}
             self._observer.requests_changed(ChangedRequests(stored=self._unknown(unnamed) or stored))
 
@@ -143,6 +146,7 @@ class OffloadRecords:
                 keys = [key if own else _UNKNOWN for key, own in zip(keys, compared, strict=True)]
             loaded[str(number)] = KeyedBlocks(keys, np.array(blocks))
         if self.shown:
+            self._show_requests()
             lost = self._unknown(device.block_ids.tolist() if unnamed else [])
             self._observer.requests_changed(ChangedRequests(loaded=lost or loaded))
 

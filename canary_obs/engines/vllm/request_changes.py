@@ -52,12 +52,12 @@ class RequestChanges:
         # Of an adapter that has no other: block lists by request, which `grow` adds to.
         self.lists: Mapping[str, Sequence[list[int]]] | None = None
 
-    def defer(self, output: Any, observer: Observer) -> None:
-        """`report` an output of which a connector loads nothing, when `settle` is called.
+    def defer(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
+        """`report` an output when `settle` is called.
 
         Nothing of it is needed for the forward, which waits for what precedes its launch.
         """
-        self.due = partial(self.report, output, {}, observer, observer.step)
+        self.due = partial(self.report, output, loaded_from, observer, observer.step)
 
     def settle(self) -> None:
         """Show what is `due`."""
@@ -222,9 +222,9 @@ class FollowsRequests(EngineAdapter):
         self.requests.settle()
 
     def _show_changes(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
-        """Once the forward was launched, where nothing that precedes it follows them as well."""
-        if output.total_num_scheduled_tokens and self.inputs_persist and not self.connector.followed:
-            self.requests.defer(output, observer)
+        """Once the forward was launched, or something that precedes it asks to `show_requests`."""
+        if output.total_num_scheduled_tokens and self.inputs_persist:
+            self.requests.defer(output, loaded_from, observer)
         else:
             self.requests.report(output, loaded_from, observer)
 

@@ -25,7 +25,7 @@ class Loads:
 
 def asked(loads: Loads, results: Any = None) -> tuple[set[int], list[str]]:
     """What the runner is told after a step, and the faults that were counted."""
-    reports, faults = ConnectorReports(loads, []), list[str]()  # type: ignore[arg-type]
+    reports, faults = ConnectorReports(loads, [], list), list[str]()  # type: ignore[arg-type]
     reports._observer = SimpleNamespace(fault=lambda part, error: faults.append(f"{part}: {error}"))  # type: ignore[assignment]
     reports._around_results(lambda: results)()
     return reports._around_errors(lambda: {7})(), faults
@@ -69,7 +69,7 @@ def test_where_blocks_may_be_stored(
     multi = SimpleNamespace(sub_connectors=[one() for one in connectors]) if connectors else None
     monkeypatch.setattr("canary_obs.engines.vllm.connector_reports.worker_connector", lambda: multi)
     monkeypatch.setenv("KV_CANARY_COPY_RECORDS", "0")
-    reports = ConnectorReports(Loads(), [])  # type: ignore[arg-type]
+    reports = ConnectorReports(Loads(), [], list)  # type: ignore[arg-type]
     patches = SimpleNamespace(wrap=lambda *args: None)
     hooks = SimpleNamespace(after_launch=[], after_checks=[])
     reports.attach(patches, SimpleNamespace(), hooks)  # type: ignore[arg-type]

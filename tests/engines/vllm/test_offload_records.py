@@ -141,7 +141,7 @@ def followed() -> tuple[OffloadRecords, Copies, Any]:
         for number, name in ((0, "full"), (1, "swa"), (1, "draft"))
     ]
     copies = Copies()
-    records = OffloadRecords(groups, copies, Observer(), StoredCopies(dict, None))  # type: ignore[arg-type]
+    records = OffloadRecords(groups, copies, Observer(), StoredCopies(dict, None), list)  # type: ignore[arg-type]
     worker = SimpleNamespace(submit_store=lambda *_: True, submit_load=lambda *_: True)
     spec = SimpleNamespace(blocks_per_chunk=1)
     patches = MethodPatches()
@@ -185,7 +185,7 @@ def test_with_files_below_nobody_says_where_a_copy_came_from(followed: Any) -> N
 
 def test_no_copy_waits_for_its_records() -> None:
     """They are taken while it is under way: on a GPU it is made beside the engine's thread."""
-    records, order = OffloadRecords([], Copies(), Observer(), StoredCopies(dict, None)), list[str]()  # type: ignore[arg-type]
+    records, order = OffloadRecords([], Copies(), Observer(), StoredCopies(dict, None), list), list[str]()  # type: ignore[arg-type]
     records._store = lambda *_: order.append("records")  # type: ignore[method-assign]
     records._load = lambda *_: order.append("records")  # type: ignore[method-assign]
     submit: Any = lambda *_: order.append("copy")  # noqa: E731
@@ -281,6 +281,22 @@ def test_keys_of_what_is_stored_and_loaded_are_shown_by_group(followed: Any) -> 
     worker.submit_load(2, tier([3, 4]), device([20, 22], [1, 1], [0, 0]))
     loaded = [("loaded", "0", {20: names[3].key + FIRST}), ("loaded", "1", {22: names[4].key + FIRST})]
     assert records._observer.shown == stored + loaded
+
+
+@pytest.mark.parametrize("way", ["stored", "loaded"])
+def test_what_the_step_has_changed_is_shown_first(followed: Any, way: str) -> None:
+    """Who holds a block, and since when, decides what was stored of it."""
+    records, _, worker = followed
+    records.shown, seen = True, records._observer.shown
+    records._show_requests = lambda: seen.append(("requests", "", {}))
+    named = {3: key(b"a", 0)}
+    if way == "stored":
+        records.follow(jobs(stores={1: [3]}), named)
+        worker.submit_store(1, device([8], [1], [0]), tier([3]))
+    else:
+        records.follow(jobs(loads={1: [3]}), named)
+        worker.submit_load(1, tier([3]), device([8], [1], [0]))
+    assert [each for each, *_ in seen] == ["requests", way]
 
 
 def test_who_may_load_damage_is_shown_without_a_key(followed: Any) -> None:

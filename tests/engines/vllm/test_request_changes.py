@@ -74,24 +74,22 @@ def test_a_step_that_changes_nothing_shows_nothing(changes: RequestChanges) -> N
 
 def test_what_is_deferred_is_shown_once_with_the_forward_before_it(changes: RequestChanges) -> None:
     shown = Shown()
-    changes.defer(output(new("a", [1, 2], computed=4), scheduled={"a": 2}), shown)
+    changes.defer(output(new("a", [1, 2], computed=4), scheduled={"a": 2}), {"a": 2}, shown)
     assert not shown
     shown.step = 8  # its forward has begun
     changes.settle()
     changes.settle()
     (begun,) = shown
     assert (begun.step, [change.request for change in begun.changed]) == (7, ["a"])
+    assert begun.changed[0].added["0"].joined == 1, "half of what it begins with is loaded"
     changes.report(output(cached=[("a", ([3],), 8, False)]), {}, shown)
     assert shown[1].step is None
     assert changes.due is None
 
 
 class Follower(FollowsRequests):
-    def __init__(
-        self, requests: RequestChanges, *, inputs_persist: bool = True, follows: bool = False
-    ) -> None:
+    def __init__(self, requests: RequestChanges, *, inputs_persist: bool = True) -> None:
         self.requests, self.inputs_persist = requests, inputs_persist
-        self.connector: Any = SimpleNamespace(followed=follows)
         self.cached_blocks: Any = SimpleNamespace(due=False)
         loads = SimpleNamespace(landing=(), failed=())
         self._block_changes: Any = SimpleNamespace(written=(), loads=loads)
@@ -118,10 +116,10 @@ def test_changes_are_shown_once_the_forward_was_launched(changes: RequestChanges
     assert [(one.step, one.changed[0].request) for one in shown] == [(7, "a")]
 
 
-@pytest.mark.parametrize("why", ["the inputs change", "a connector follows it", "no forward"])
+@pytest.mark.parametrize("why", ["the inputs change", "no forward"])
 def test_changes_that_something_else_precedes_are_shown_at_once(changes: RequestChanges, why: str) -> None:
-    given = {"inputs_persist": why != "the inputs change", "follows": why == "a connector follows it"}
-    follower, shown = Follower(changes, **given), Shown()  # type: ignore[abstract]
+    follower = Follower(changes, inputs_persist=why != "the inputs change")  # type: ignore[abstract]
+    shown = Shown()
     follower.follow_output(output(new("a", [1])), shown)
     VllmAdapter.end_step(follower, shown)  # type: ignore[arg-type]
     shown.clear()
