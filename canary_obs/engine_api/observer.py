@@ -68,6 +68,10 @@ class Observer(Protocol):
     def idle(self) -> bool:
         """Work to do while the engine has no requests. True = call again soon."""
 
+    @property
+    def compares_hits(self) -> bool:
+        """Whether `hit` compares anything: else it need not be called."""
+
     def hit(self, group: str, slots: Tensor) -> None:
         """Slots (int64 [n], on the CPU) joined a request through the prefix cache.
 
@@ -77,12 +81,17 @@ class Observer(Protocol):
         prepares the forward. `EngineAdapter.prefix_hits` counts the same slots.
         """
 
+    @property
+    def follows_readers(self) -> bool:
+        """Whether damage is known: who reads it is reported as soon as `requests_changed` shows it."""
+
     def requests_changed(self, shown: ChangedRequests) -> None:
         """Requests began, ended, were preempted, or got blocks, since the forward before.
 
-        Call before the forward that follows, or, with `shown.step`, once it was launched; and not where
-        nothing has changed. From these changes it is known who has read a slot that is found to be damaged;
-        without them it is said not to be known.
+        Call before the forward that follows, or, with `shown.step`, later, in the order of the forwards: at
+        the latest when `EngineAdapter.show_requests` is called, and while `follows_readers` in the same step.
+        Not where nothing has changed. From these changes it is known who has read a slot that is found to be
+        damaged; without them it is said not to be known.
         """
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:

@@ -38,6 +38,16 @@ class SlotHooks:
         self._announcements, self._delivery, self.hits = announcements, delivery, hits
         self._shares = RecordShares(announcements.state, faults)
 
+    @property
+    def compares_hits(self) -> bool:
+        """Whether `hit` compares anything."""
+        return self.hits is not None
+
+    @property
+    def follows_readers(self) -> bool:
+        """Whether damage is known, and who reads it is to be reported."""
+        return bool(self.taint.tracker.damages)
+
     def hit(self, group: str, slots: Tensor) -> None:
         """Compare the bytes of slots that joined a request, before the forward that reads them first."""
         if self.hits is not None and slots.shape[0]:

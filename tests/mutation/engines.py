@@ -68,31 +68,62 @@ PROMPTS = mutants(
 )
 
 _CLOCK = "tests/engines/vllm/test_adapter.py::test_what_follows_a_forward_is_on_the_adapters_clock"
-_LATE = "tests/engines/vllm/test_request_changes.py::test_changes_are_shown_once_the_forward_was_launched"
+_CHANGES = "tests/engines/vllm/test_request_changes.py::"
+_LATE = _CHANGES + "test_changes_are_shown_together_and_in_order_with_the_forwards_before_them"
 LATE = (
     *mutants(
         "canary_obs/engines/vllm/request_changes.py",
         (
-            "if self.requests.due is not None:  # of a step",
-            "if False:  # of a step",
-            _LATE + "[the next output]",
+            "        self.settle()\n        self._report",
+            "        self._report",
+            _LATE + "[an output without a forward]",
         ),
-        ("observer, observer.step)", "observer, None)", _LATE + "[a finding]"),
+        ("observer.step, self._last, ", "None, self._last, ", _LATE + "[a finding]"),
+        (
+            "waiting.popleft()()",
+            "waiting.pop()()",
+            _LATE + "[a finding]",
+        ),
+        (
+            ">= _TOGETHER or observer.follows_readers",
+            ">= _TOGETHER",
+            _CHANGES + "test_who_reads_damage_is_shown_in_the_same_step",
+        ),
+        (
+            "[ids[:count] for ids, count in zip(blocks, held, strict=True)]",
+            "list(blocks)",
+            _CHANGES + "test_what_one_had_when_it_began_is_shown_though_its_list_has_grown",
+        ),
+        (
+            "                    own += more\n",
+            "                    pass\n",
+            _CHANGES + "test_an_output_that_gives_blocks_alone_adds_to_the_lists_at_once",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/follows_requests.py",
         (
             " and self.inputs_persist:",
             ":",
-            "tests/engines/vllm/test_request_changes.py::"
-            "test_changes_that_something_else_precedes_are_shown_at_once[the inputs change]",
+            _CHANGES + "test_changes_that_something_else_precedes_are_shown_at_once[the inputs change]",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/prefix_hits.py",
+        (
+            "if not observer.compares_hits:",
+            "if observer.compares_hits is None:",
+            "tests/engines/vllm/test_prefix_hits.py::test_slots_that_nobody_compares_are_not_listed",
         ),
     ),
     *mutants(
         "canary_obs/engines/vllm/adapter.py",
         (
-            "        self.requests.settle()\n        if known",
-            "        if known",
-            _LATE + "[the end of the step]",
+            "            self.requests.settle()\n        if known",
+            "            pass\n        if known",
+            _LATE + "[enough of them]",
         ),
-        ("if self.requests.due is None and", "if", _CLOCK + "[requests]"),
+        ("if not (self.requests.due or known.due", "if not (known.due", _CLOCK + "[requests]"),
         (
             'observer.overhead["adapter"] += time.perf_counter() - started',
             "time.perf_counter()",

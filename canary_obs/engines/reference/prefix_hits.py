@@ -27,7 +27,7 @@ def hits_before(
         prefixes = zip(batch.requests, batch.prefixes, strict=True)
         # A request has computed more than what it shares as soon as it has been in a forward.
         new = [request for request, prefix in prefixes if 0 < prefix == request.shared]
-        if new:
+        if new and observer.compares_hits:
             side_stream.join()  # which may still have to complete records
             _report(new, groups, observer)
         return forward(batch)

@@ -34,12 +34,13 @@ from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.draft_groups import DraftGroups
+from canary_obs.engines.vllm.follows_requests import FollowsRequests
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.heal_link import HEALS_ATTRIBUTE, HealLink
 from canary_obs.engines.vllm.pending_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
-from canary_obs.engines.vllm.request_changes import FollowsRequests, changes_of
+from canary_obs.engines.vllm.request_changes import changes_of
 from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.steady_step import Change, SteadyStep
@@ -170,10 +171,6 @@ class VllmAdapter(FollowsRequests):
         """From vLLM's KV cache configuration and tensors, and the model's configuration."""
         return kv_allocation(self.runner, self._found)
 
-    def forwards(self) -> dict[str, int]:
-        """Scheduler outputs with tokens; drafting follows every forward of the target."""
-        return self._forwards.by_group
-
     def prefix_hits(self) -> dict[str, int] | None:
         """Slots of the blocks that joined requests, by the scheduler's count. None = it does not report."""
         return self._block_changes.hits.counted
@@ -218,6 +215,7 @@ class VllmAdapter(FollowsRequests):
             self._hooks.stop()
             self._hooks = None
         self._patches.restore()
+        self.requests.drop()
         self.connector.close()
         self._side_stream.join()
 
@@ -248,7 +246,8 @@ class VllmAdapter(FollowsRequests):
         if (change := self._steady.change(output, events)) is Change.NOTHING:
             self.requests.went_on(output)
         elif change is Change.GROWTH:
-            self.requests.grow(output, observer)
+            self.requests.grow(output)
+            self._show_changes(output, {}, observer)
         else:
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
@@ -262,10 +261,11 @@ class VllmAdapter(FollowsRequests):
         """What the step under way has loaded is there."""
         known, changes, loads = self.cached_blocks, self._block_changes, self._block_changes.loads
         arrived = changes.written or loads.landing or loads.failed
-        if self.requests.due is None and not known.due and not arrived:  # as a rule
+        if not (self.requests.due or known.due or arrived):  # as a rule
             return
         started = time.perf_counter()
-        self.requests.settle()
+        if self.requests.due or arrived:
+            self.requests.settle()
         if known.due:
             known.catch_up()
         if arrived:

@@ -86,10 +86,12 @@ class PrefixHits:
             self.counted[group.view.name] = blocks * group.block_slots
 
     def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
-        """Show the hits of a scheduler output, whose records are complete.
+        """Show the hits of a scheduler output, whose records are complete, where they are compared.
 
         `loaded_from`: by request, the first token that a connector loads or has loaded.
         """
+        if not observer.compares_hits:  # before a forward, listing their slots would delay it for nothing
+            return
         hits = [
             (joined, blocks)
             for request, computed, blocks in _admitted(output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.requests import (
     AddedBlocks,
@@ -19,14 +18,13 @@ from canary_obs.engine_api.requests import (
     ChangedRequests,
     GrownBlocks,
     RequestChange,
-    StoredIn,
 )
-from canary_obs.engines.vllm.connector_reports import ConnectorReports
-from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
-from canary_obs.errors import KVCacheViolation
 from canary_obs.slot_facts import request_name
+
+_TOGETHER = 8  # outputs whose changes are shown together
+_Held = Mapping[str, Sequence[int]]  # blocks of each group, by request that begins
 
 
 class RequestChanges:
@@ -48,56 +46,71 @@ class RequestChanges:
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
         self._last: Any = None  # output with tokens before this one
-        self.due: Callable[[], None] | None = None  # the `report` of an output, after its forward's launch
+        self._waiting = deque[Callable[[], None]]()  # show the changes of an output each
+        self.due = False  # it is time to `settle`
         # Of an adapter that has no other: block lists by request, which `grow` adds to.
         self.lists: Mapping[str, Sequence[list[int]]] | None = None
 
     def defer(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
-        """`report` an output when `settle` is called.
+        """`report` an output when `settle` is called, which is `due` once the forward was launched, or later.
 
-        Nothing of it is needed for the forward, which waits for what precedes its launch.
+        Nothing of it is needed for the forward, which waits for what precedes its launch. The changes of
+        several outputs are shown together, in a fraction of the time, unless somebody asks for them.
         """
-        self.due = partial(self.report, output, loaded_from, observer, observer.step)
+        given = output, loaded_from, observer, observer.step, self._last, _held_now(output)
+        self._waiting.append(partial(self._report, *given))
+        self.due = len(self._waiting) >= _TOGETHER or observer.follows_readers
+        self.went_on(output)
 
     def settle(self) -> None:
-        """Show what is `due`."""
-        due, self.due = self.due, None
-        if due is not None:
-            due()
+        """Show all that was deferred."""
+        waiting, self.due = self._waiting, False
+        while waiting:
+            waiting.popleft()()
 
-    def report(
-        self, output: Any, loaded_from: Mapping[str, int], observer: Observer, step: int | None = None
-    ) -> None:
-        """Show the changes of an output, before the forward that it schedules, or with the `step` before it.
+    def drop(self) -> None:
+        """Nobody is to be shown what was deferred."""
+        self._waiting.clear()
+
+    def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
+        """Show the changes of an output, before the forward that it schedules.
 
         `loaded_from`: by request, the first token that a connector loads or has loaded.
         """
-        cached, last = output.scheduled_cached_reqs, self._last
+        self.settle()
+        self._report(output, loaded_from, observer, None, self._last, _held_now(output))
+        self.went_on(output)
+
+    def _report(
+        self, output: Any, loaded_from: Mapping[str, int], observer: Observer, step: int | None, last: Any,
+        held: _Held,
+    ) -> None:  # fmt: skip
+        """`step`, `last`: the forward before, and its output. `held`: as the output was scheduled."""
+        cached = output.scheduled_cached_reqs
         gone = output.finished_req_ids | (output.preempted_req_ids or set())
         if gone or output.scheduled_new_reqs or cached.new_block_ids.count(None) != len(cached.new_block_ids):
             ended = {name: self._emitted(last, name) for name in gone}
             for name in output.finished_req_ids:
                 self._prompts.pop(name, None)
                 self._lengths.pop(name, None)
-            changed, grown = list(self._begun(output, loaded_from)), dict[str, GrownBlocks]()
-            self._go_on(cached, loaded_from, changed, grown)
+            changed, grown = list(self._begun(output, loaded_from, held)), dict[str, GrownBlocks]()
+            self._go_on(cached, loaded_from, changed, grown, last, held)
             if output.kv_cache_block_copies:
                 changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
             observer.requests_changed(
                 ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites, step=step)
             )
-        self.went_on(output)
 
-    def grow(self, output: Any, observer: Observer) -> None:
-        """`report` of an output that gives blocks to requests that go on, and changes nothing else."""
-        changed, grown = list[RequestChange](), dict[str, GrownBlocks]()
-        self._go_on(output.scheduled_cached_reqs, {}, changed, grown, self.lists)
-        if changed or grown:
-            observer.requests_changed(ChangedRequests(changed=changed, grown=grown, rewrites=self._rewrites))
-        self.went_on(output)
+    def grow(self, output: Any) -> None:
+        """An output gives blocks to requests that go on, and nothing else; that is still to be shown."""
+        if (lists := self.lists) is not None:
+            cached = output.scheduled_cached_reqs
+            for place in places_with_blocks(cached):
+                for own, more in zip(lists[cached.req_ids[place]], cached.new_block_ids[place], strict=False):
+                    own += more
 
     def went_on(self, output: Any) -> None:
-        """An output that changes no request; `report` calls it of all."""
+        """An output that changes no request; those that change some are noted like it."""
         if output.total_num_scheduled_tokens:
             self._last = output
 
@@ -121,34 +134,31 @@ class RequestChanges:
         # One that came back computes tokens that it has emitted.
         return max(int(emitted), int(after) + 1 - self._prompts[name])
 
-    def _begun(self, output: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
+    def _begun(self, output: Any, loaded_from: Mapping[str, int], held: _Held) -> Iterator[RequestChange]:
         for new in output.scheduled_new_reqs:
             name, computed = new.req_id, int(new.num_computed_tokens)
             # V2 is sent a request that comes back as if it were new.
             emitted = _emitted_before(new) if name in self._prompts else None
             self._prompts[name] = _prompt_tokens(new)
             joined = min(computed, loaded_from.get(name, computed))
-            yield self._change(name, computed, new.block_ids, joined, emitted)
+            yield self._change(name, computed, _of_then(new.block_ids, held[name]), joined, emitted)
 
     def _go_on(
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
-        grown: dict[str, GrownBlocks], lists: Mapping[str, Sequence[list[int]]] | None = None,
+        grown: dict[str, GrownBlocks], last: Any, held: _Held,
     ) -> None:  # fmt: skip
         # Spelled out: a step of many requests gives many of them a block.
         names, given, counts = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         resumed, known = cached.resumed_req_ids, self._lengths
         # Drafted tokens that vLLM counts as computed until it knows how many were rejected.
-        last = self._last if self._ahead else None
-        undecided = last.scheduled_spec_decode_tokens if last is not None else {}
+        undecided = last.scheduled_spec_decode_tokens if self._ahead and last is not None else {}
         found = [(number, GrownBlocks([], [], [], [])) for number in self._sizes]
         for place in places_with_blocks(cached):
             name, blocks, computed = names[place], given[place], counts[place]
-            if lists is not None:
-                for own, more in zip(lists[name], blocks, strict=False):
-                    own += more
             if resumed and name in resumed:
                 joined = min(computed, loaded_from.get(name, computed))
                 emitted = int(cached.num_output_tokens[place])
+                blocks = _of_then(blocks, held[name])
                 changed.append(self._change(name, int(computed), blocks, joined, emitted))
                 continue
             if undecided:
@@ -193,56 +203,19 @@ def changes_of(runner: Any, groups: Sequence[VllmGroup]) -> RequestChanges:
     return RequestChanges(groups, rewrites=runner.speculative_config is not None, ahead=ahead)
 
 
-class FollowsRequests(EngineAdapter):
-    """An adapter whose RequestChanges answer for it."""
+def _held_now(output: Any) -> _Held:
+    """By request that an output begins or resumes. A runner may go on with the output's own block lists."""
+    held = {new.req_id: list(map(len, new.block_ids)) for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    if resumed := cached.resumed_req_ids:
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if name in resumed and blocks is not None:
+                held[name] = list(map(len, blocks))
+    return held
 
-    requests: RequestChanges
-    connector: ConnectorReports
-    inputs_persist: bool
-    _forwards: ForwardCount
-    completes_views = True  # by `complete_view`
 
-    def follow_output(self, output: Any, observer: Observer) -> None:
-        """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
-        try:  # not by `guarded`: every step pays for each call
-            if self.requests.due is not None:  # of a step that failed
-                self.requests.settle()
-            self._follow(output, observer)
-        except KVCacheViolation:
-            raise
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            observer.fault("announce", error)
-
-    @abstractmethod
-    def _follow(self, output: Any, observer: Observer) -> None:
-        """The same; may fail."""
-
-    def show_requests(self) -> None:
-        """What the step under way has changed."""
-        self.requests.settle()
-
-    def _show_changes(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
-        """Once the forward was launched, or something that precedes it asks to `show_requests`."""
-        if output.total_num_scheduled_tokens and self.inputs_persist:
-            self.requests.defer(output, loaded_from, observer)
-        else:
-            self.requests.report(output, loaded_from, observer)
-
-    def copies_stored_in(self) -> StoredIn | None:
-        """Connectors of this worker that store blocks, also of a MultiConnector."""
-        return self.connector.stored_in
-
-    def block_tables(self) -> Mapping[str, BlockTable]:
-        """Block lists by vLLM's group number; a draft's layers share those of the target's group."""
-        return self.requests.tables
-
-    def requests_scheduled(self) -> int:
-        """By the scheduler outputs that reached the worker."""
-        return self._forwards.requests
-
-    def tokens_emitted(self, request: str) -> int | None:
-        """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""
-        return self.requests.emitted(request)
+def _of_then(blocks: Sequence[Sequence[int]], held: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[:count] for ids, count in zip(blocks, held, strict=True)]
 
 
 def places_with_blocks(cached: Any) -> list[int]:

@@ -32,6 +32,8 @@ class Recorder:
         self.before = before
         self.more = False
 
+    compares_hits = True
+
     def hit(self, group: str, slots: Tensor) -> None:
         del group, slots
 

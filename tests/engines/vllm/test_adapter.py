@@ -16,9 +16,7 @@ def test_what_follows_a_forward_is_on_the_adapters_clock(due: str) -> None:
     done: list[str] = []
     loads = SimpleNamespace(landing={"a": ()} if due == "loads" else {}, failed=set())
     own: Any = SimpleNamespace(
-        requests=SimpleNamespace(
-            due=(lambda: None) if due == "requests" else None, settle=lambda: done.append("requests")
-        ),
+        requests=SimpleNamespace(due=due == "requests", settle=lambda: done.append("requests")),
         cached_blocks=SimpleNamespace(due=due == "blocks", catch_up=lambda: done.append("blocks")),
         _block_changes=SimpleNamespace(written=[], loads=loads, end_step=lambda _: done.append("loads")),
     )

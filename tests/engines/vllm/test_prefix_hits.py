@@ -34,6 +34,8 @@ class Side:
         self.hits = PrefixHits(shown)  # type: ignore[arg-type]
         self.shown: dict[str, list[int]] = {}
 
+    compares_hits = True
+
     def hit(self, group: str, slots: Any) -> None:
         assert group not in self.shown
         self.shown[group] = slots.tolist()
@@ -91,6 +93,15 @@ def test_whole_blocks_of_every_group_without_null_blocks(side: Side) -> None:
     shown = side.step(output(new={"a": (16, [[5, 6, 7, 8, 20], [0, 3, 21]])}, running={"b": 40}))
     assert shown == {"full": [5, 6, 7, 8], "swa": [3], "draft": [5, 6, 7, 8]}
     assert side.step(output(running={"a": 20, "b": 41})) == {}
+
+
+def test_slots_that_nobody_compares_are_not_listed(side: Side) -> None:
+    note_hit(side.manager, "a", 8)
+    side.compares_hits = False
+    given = output(new={"a": (8, [[5, 6], [3]])})
+    send_hits(SimpleNamespace(kv_cache_manager=side.manager), given)
+    side.hits.report(given, {}, side)  # type: ignore[arg-type]
+    assert side.shown == {}
 
 
 def test_a_hit_that_ends_inside_a_block_of_another_group(side: Side) -> None:

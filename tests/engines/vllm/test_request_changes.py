@@ -9,11 +9,13 @@ import pytest
 
 from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
+from canary_obs.engines.vllm.follows_requests import FollowsRequests
+from canary_obs.engines.vllm.request_changes import RequestChanges
 
 
 class Shown(list[ChangedRequests]):
     step = 7
+    follows_readers = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +86,6 @@ def test_what_is_deferred_is_shown_once_with_the_forward_before_it(changes: Requ
     assert begun.changed[0].added["0"].joined == 1, "half of what it begins with is loaded"
     changes.report(output(cached=[("a", ([3],), 8, False)]), {}, shown)
     assert shown[1].step is None
-    assert changes.due is None
 
 
 class Follower(FollowsRequests):
@@ -101,19 +102,71 @@ class Follower(FollowsRequests):
 Follower.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("by", ["the end of the step", "a finding", "the next output"])
-def test_changes_are_shown_once_the_forward_was_launched(changes: RequestChanges, by: str) -> None:
-    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
-    follower.follow_output(output(new("a", [1])), shown)
-    assert not shown
-    shown.step = 8
-    if by == "the end of the step":
+LATE = 8  # outputs whose changes are shown together
+
+
+def served(follower: Follower, shown: Shown, outputs: Any) -> None:
+    """Steps with a forward each, whose hooks are called in order."""
+    for step, each in enumerate(outputs, shown.step):
+        shown.step = step
+        follower.follow_output(each, shown)
+        shown.step = step + 1  # the forward begins
         VllmAdapter.end_step(follower, shown)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by", ["enough of them", "a finding", "an output without a forward"])
+def test_changes_are_shown_together_and_in_order_with_the_forwards_before_them(
+    changes: RequestChanges, by: str
+) -> None:
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    begun = [output(new("a", [1])), output(new("b", [2], [3], computed=4))]
+    ends = output(finished=["a"], cached=[("b", None, 5, False)], scheduled={"b": 1})
+    steady = output(cached=[("b", None, 6, False)])
+    served(follower, shown, [*begun, ends])
+    assert not shown
+    follower.requests.went_on(steady)
+    if by == "enough of them":
+        served(follower, shown, [output(new(f"c{number}", [9])) for number in range(LATE - 3)])
     elif by == "a finding":
         follower.show_requests()
-    else:  # of a step that failed
-        follower.follow_output(output(cached=[("a", None, 6, False)], scheduled={"a": 1}), shown)
-    assert [(one.step, one.changed[0].request) for one in shown] == [(7, "a")]
+    else:
+        follower.follow_output(output(preempted=["b"], scheduled={}), shown)
+    names = [[change.request for change in one.changed] for one in shown]
+    assert [one.step for one in shown[:3]] == [7, 8, 9]
+    assert names[:3] == [["a"], ["b"], []]
+    assert shown[2].ended == {"a": None}, "it was not in the forward before"
+    assert len(shown) == {"enough of them": LATE, "a finding": 3, "an output without a forward": 4}[by]
+    shown.clear()
+    follower.show_requests()
+    assert not shown
+
+
+def test_who_reads_damage_is_shown_in_the_same_step(changes: RequestChanges) -> None:
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    served(follower, shown, [output(new("a", [1]))])
+    shown.follows_readers = True
+    served(follower, shown, [output(new("b", [2]))])
+    assert [one.step for one in shown] == [7, 8]
+
+
+def test_what_one_had_when_it_began_is_shown_though_its_list_has_grown(changes: RequestChanges) -> None:
+    """V1's runner goes on with the lists of the output."""
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    begun, back = new("a", [1]), ([5, 6],)
+    served(follower, shown, [output(begun), output(cached=[("a", back, 8, True)])])
+    begun.block_ids[0].append(2)
+    back[0].append(7)
+    follower.show_requests()
+    held = [one.changed[0].added["0"].blocks.tolist() for one in shown]
+    assert held == [[1], [5, 6]]
+
+
+def test_nobody_is_shown_what_waits_when_the_canary_goes(changes: RequestChanges) -> None:
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    served(follower, shown, [output(new("a", [1]))])
+    changes.drop()
+    follower.show_requests()
+    assert not shown
 
 
 @pytest.mark.parametrize("why", ["the inputs change", "no forward"])
@@ -122,24 +175,27 @@ def test_changes_that_something_else_precedes_are_shown_at_once(changes: Request
     shown = Shown()
     follower.follow_output(output(new("a", [1])), shown)
     VllmAdapter.end_step(follower, shown)  # type: ignore[arg-type]
+    follower.show_requests()
     shown.clear()
     scheduled = {} if why == "no forward" else {"b": 1}
     follower.follow_output(output(finished=["a"], scheduled=scheduled), shown)
     assert [one.step for one in shown] == [None]
 
 
-def test_an_output_that_gives_blocks_alone_shows_the_same(changes: RequestChanges) -> None:
-    other, given = RequestChanges([group()], rewrites=False), []
-    for follower, name in ((changes, "report"), (other, "grow")):
-        shown = Shown()
-        follower.report(output(new("a", [1]), new("b", [2]), computed=4), {}, shown)
-        for blocks in (([3],), None, ([4, 5],), ([6],)):
-            outputs = output(cached=[("a", blocks, 8, False), ("b", ([7],), 8, False)])
-            follower.grow(outputs, shown) if name == "grow" else follower.report(outputs, {}, shown)
-        given.append(repr(shown))
-        assert follower.emitted("a") is not None
-    assert given[0] == given[1]
-    assert given[0].count("GrownBlocks") == 4
+def test_an_output_that_gives_blocks_alone_adds_to_the_lists_at_once(changes: RequestChanges) -> None:
+    changes.lists = lists = {"a": ([1],), "b": ([2],)}
+    for blocks in (([3],), None, ([4, 5],)):
+        changes.grow(output(cached=[("a", blocks, 8, False), ("b", ([7],), 8, False)]))
+    assert lists == {"a": ([1, 3, 4, 5],), "b": ([2, 7, 7, 7],)}
+
+
+def test_a_block_more_of_each_is_shown_in_columns(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1]), new("b", [2]), computed=4), {}, shown)
+    for blocks in (([3],), None, ([4, 5],), ([6],)):
+        changes.report(output(cached=[("a", blocks, 8, False), ("b", ([7],), 8, False)]), {}, shown)
+    assert repr(shown).count("GrownBlocks") == 4
+    assert changes.emitted("a") is not None
 
 
 @pytest.mark.parametrize(("ahead", "computed"), [(False, 10), (True, 7)])

@@ -17,6 +17,8 @@ from tests.engines.vllm.real.tokens import swap_samples
 class Silent:
     """An observer that nobody may call."""
 
+    compares_hits = True
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was called in a steady step")
 
@@ -41,6 +43,7 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
         found: Change = asked(output, events)
         steps[found] += 1
         if found is not Change.OTHER:
+            adapter.show_requests()
             before = followed(adapter)
             if found is Change.NOTHING:
                 adapter.update_requests(output)

@@ -1,0 +1,69 @@
+"""What a vLLM adapter answers for its requests: who runs, who holds blocks, what was shown of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.requests import BlockTable, StoredIn
+from canary_obs.engines.vllm.connector_reports import ConnectorReports
+from canary_obs.engines.vllm.forward_count import ForwardCount
+from canary_obs.engines.vllm.request_changes import RequestChanges
+from canary_obs.errors import KVCacheViolation
+
+
+class FollowsRequests(EngineAdapter):
+    """An adapter whose RequestChanges answer for it."""
+
+    requests: RequestChanges
+    connector: ConnectorReports
+    inputs_persist: bool
+    _forwards: ForwardCount
+    completes_views = True  # by `complete_view`
+
+    def follow_output(self, output: Any, observer: Observer) -> None:
+        """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
+        try:  # not by `guarded`: every step pays for each call
+            self._follow(output, observer)
+        except KVCacheViolation:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            observer.fault("announce", error)
+
+    @abstractmethod
+    def _follow(self, output: Any, observer: Observer) -> None:
+        """The same; may fail."""
+
+    def show_requests(self) -> None:
+        """What the steps so far have changed, and the one under way."""
+        self.requests.settle()
+
+    def _show_changes(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
+        """Once the forward was launched, or something that precedes it asks to `show_requests`."""
+        if output.total_num_scheduled_tokens and self.inputs_persist:
+            self.requests.defer(output, loaded_from, observer)
+        else:
+            self.requests.report(output, loaded_from, observer)
+
+    def copies_stored_in(self) -> StoredIn | None:
+        """Connectors of this worker that store blocks, also of a MultiConnector."""
+        return self.connector.stored_in
+
+    def block_tables(self) -> Mapping[str, BlockTable]:
+        """Block lists by vLLM's group number; a draft's layers share those of the target's group."""
+        return self.requests.tables
+
+    def forwards(self) -> dict[str, int]:
+        """Scheduler outputs with tokens; drafting follows every forward of the target."""
+        return self._forwards.by_group
+
+    def requests_scheduled(self) -> int:
+        """By the scheduler outputs that reached the worker."""
+        return self._forwards.requests
+
+    def tokens_emitted(self, request: str) -> int | None:
+        """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""
+        return self.requests.emitted(request)
