@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
-from itertools import compress
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,14 @@ from canary_obs.engines.toolkit.later import Later
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_fault
 
+_Groups = NDArray[np.int64] | None  # of changes; None = the pool has one
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Of SchedulerOutput: BlockCounts by vLLM's group number, or Later of them, in the process that made it.
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"
 COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
 _MOST_CHANGES = 1 << 12  # that are counted together
 _MANY_CHANGES = 32  # with fewer, a call of NumPy takes longer than they do
+_MOST_ROUNDS = 4  # of changes that are counted together, none of a block twice
 _FIRST_BLOCKS = 1 << 10
 
 
@@ -40,78 +43,93 @@ class MapCount:
         """`patches` wrap one map's methods; None = those of the class are wrapped."""
         self.patches = patches
         self._keys = np.zeros(_FIRST_BLOCKS, dtype=np.int32)  # by block
+        self._places = np.zeros(_FIRST_BLOCKS, dtype=np.int64)  # by block, while changes are counted
         self._unfilled: dict[int, int] = {}  # by block, where its only key stands for a part of it
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
         self._short: dict[int, Counter[int]] = {}  # blocks, by the room that they have
-        self._groups: int | None = None  # of the pool, which `all_counts` is given; None = not yet
         # What `all_counts` has returned last; None = something has changed since, as do `changes`.
         self.reported: tuple[BlockCounts, ...] | None = None
-        # Keys that the map has gained, with their blocks, or dropped, with ~block: in order, not counted yet.
-        # The wrappers of its methods add to it themselves: a long prompt displaces hundreds of blocks.
-        self.changes: list[tuple[Any, int]] = []
+        # Blocks that have gained a key, or ~block where one was dropped: in order, not counted yet.
+        self.changes = array("q")
+        self.keys: list[Any] | None = []  # of the changes; None = the pool has one group
         self._later: Later[tuple[BlockCounts, ...]] | None = None  # of changes before those
+
+    def note(self, key: Any, change: int) -> None:
+        """A change. Wrappers of the map's methods spell it out: a prompt calls them hundreds of times."""
+        self.changes.append(change)
+        if self.keys is not None:
+            self.keys.append(key)
 
     def later_counts(self, groups: int, scheduler: Any) -> Later[tuple[BlockCounts, ...]]:
         """`all_counts` as of now, computed when it is asked for; None = that failed, which was logged."""
 
         def compute() -> tuple[BlockCounts, ...] | None:
-            self._later, now, self.changes = None, self.changes, changes
+            self._later = None
             try:
-                return self.all_counts(groups)
+                self._add(*given)
+                return self._report(groups)
             except Exception as error:  # noqa: BLE001 - vLLM's scheduler, or its worker, must go on
                 log_fault(scheduler, send_counts.__name__, error)
                 return None
-            finally:
-                self.changes = now
 
         if self._later is not None:
             self._later.get()
-        changes, self.changes = self.changes, []
-        self.reported = None  # not known yet
-        self._later = Later(compute)
+        given, self._later = self._take(), Later(compute)
         return self._later
 
     def settle(self) -> None:
         """Count the changes so far: when somebody asks, or there are many."""
         if self._later is not None:
             self._later.get()
-        if not self.changes:
-            return
-        changes, self.changes, self.reported = self.changes, [], None
-        keys, blocks = zip(*changes, strict=True)
-        # A pool of one group has no other in its keys: to read each of a long prompt's takes a tenth of a ms.
-        groups = [0] * len(keys) if self._groups == 1 else list(map(_group_reader(), keys))
-        highest = max(max(blocks), ~min(blocks))
-        if highest >= self._keys.size:
-            self._keys = np.concatenate((self._keys, np.zeros(highest + 1, dtype=np.int32)))
-        if len(blocks) < _MANY_CHANGES or self._unfilled:
-            self._one_by_one(groups, blocks)
-            return
-        # As a rule a prompt drops what it displaces, and then takes its own blocks.
-        numbers = np.array(blocks, dtype=np.int64)
-        first = int(np.count_nonzero(numbers < 0))
-        dropped, added = ~numbers[:first], numbers[first:]
-        if min(blocks[first:], default=0) < 0 or len({*blocks}) < len(blocks):
-            self._one_by_one(groups, blocks)
-            return
-        left = self._keys[dropped]
-        self._keys[dropped] = np.maximum(left - 1, 0)
-        self._count(groups[:first], left <= 1, -1)
-        before = self._keys[added]
-        self._keys[added] = before + 1
-        self._count(groups[first:], before == 0, 1)
+        if self.changes:
+            self._add(*self._take())
 
-    def _count(self, groups: Sequence[int], which: NDArray[np.bool_], by: int) -> None:
+    def _take(self) -> tuple[array[int], list[Any] | None]:
+        """The changes so far, and their keys: what was reported is not true any more."""
+        taken = self.changes, self.keys
+        self.changes, self.keys, self.reported = array("q"), None if self.keys is None else [], None
+        return taken
+
+    def _add(self, changes: array[int], keys: list[Any] | None) -> None:
+        numbers = np.frombuffer(changes, dtype=np.int64)
+        blocks = np.maximum(numbers, ~numbers)
+        if (highest := int(blocks.max())) >= self._keys.size:
+            self._keys = np.concatenate((self._keys, np.zeros(highest + 1, dtype=np.int32)))
+            self._places = np.zeros(self._keys.size, dtype=np.int64)
+        groups = None if keys is None else np.array(list(map(_group_reader(), keys)), dtype=np.int64)
+        if len(changes) < _MANY_CHANGES or self._unfilled:
+            self._one_by_one(groups, numbers)
+            return
+        # A prompt displaces blocks that it then takes itself: the first change of each block, and so on.
+        for _ in range(_MOST_ROUNDS):
+            places = np.arange(blocks.size)
+            self._places[blocks[::-1]] = places[::-1]  # the last that is assigned stays
+            first = self._places[blocks] == places
+            gained, own = numbers[first] >= 0, blocks[first]
+            before = self._keys[own]
+            self._keys[own] = np.maximum(before + np.where(gained, 1, -1), 0)
+            of, groups = (None, None) if groups is None else (groups[first], groups[~first])
+            self._count(of, gained & (before == 0), 1)
+            self._count(of, ~gained & (before <= 1), -1)
+            numbers, blocks = numbers[~first], blocks[~first]
+            if not blocks.size:
+                return
+        self._one_by_one(groups, numbers)
+
+    def _count(self, groups: _Groups, which: NDArray[np.bool_], by: int) -> None:
         """Count those of `which` in the group at their place, as gained or left (`by` 1, -1)."""
-        for group, count in Counter(compress(groups, which.tolist())).items():
+        found = {0: int(np.count_nonzero(which))} if groups is None else Counter(groups[which].tolist())
+        for group, count in found.items():
             self._cached[group] = self._cached.get(group, 0) + by * count
             if by < 0:
                 self._removed[group] = self._removed.get(group, 0) + count
 
-    def _one_by_one(self, groups: Sequence[int], blocks: Sequence[int]) -> None:
+    def _one_by_one(self, groups: _Groups, numbers: NDArray[np.int64]) -> None:
         keys_of, counts, removed = self._keys, self._cached, self._removed
-        for group, block in zip(groups, blocks, strict=True):
+        for group, block in zip(
+            repeat(0) if groups is None else groups.tolist(), numbers.tolist(), strict=False
+        ):
             if block >= 0:
                 keys = int(keys_of[block])
                 keys_of[block] = keys + 1
@@ -155,16 +173,23 @@ class MapCount:
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
         self.settle()
+        return self._counts(group)
+
+    def _counts(self, group: int) -> BlockCounts:
         short = self._short.get(group)
         room = tuple(sorted((+short).items())) if short else ()
         return BlockCounts(self._cached.get(group, 0), self._removed.get(group, 0), room)
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups, of which the pool has no more: the same object until one changes."""
-        self._groups = groups
         self.settle()
-        if self.reported is None or len(self.reported) != groups:
-            self.reported = tuple([self.counts(group) for group in range(groups)])
+        known = self.reported
+        return known if known is not None and len(known) == groups else self._report(groups)
+
+    def _report(self, groups: int) -> tuple[BlockCounts, ...]:
+        if groups == 1:  # to read the group of each key of a long prompt takes a tenth of a ms
+            self.keys = None
+        self.reported = tuple([self._counts(group) for group in range(groups)])
         return self.reported
 
 
@@ -180,7 +205,7 @@ def count_of(held: Any) -> MapCount:
 def _scanned(held: Any, count: MapCount) -> MapCount:
     for key, blocks in held._cache.items():
         for block in blocks if isinstance(blocks, dict) else (blocks.block_id,):
-            count.changes.append((key, block))
+            count.note(key, block)
     count.settle()
     return count
 
@@ -234,9 +259,6 @@ def _group_reader() -> Callable[[Any], int]:
     return reader
 
 
-# Both are spelled out: a long prompt displaces hundreds of blocks.
-
-
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
     def insert(held: Any, key: Any, block: Any) -> Any:
         try:
@@ -246,7 +268,9 @@ def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(held, key, block)
         result = original(held, key, block)
         try:
-            (changes := count.changes).append((key, block.block_id))
+            (changes := count.changes).append(block.block_id)
+            if count.keys is not None:
+                count.keys.append(key)
             if len(changes) >= _MOST_CHANGES:  # what is dropped was added before
                 count.settle()
         except Exception as error:  # noqa: BLE001 - as above
@@ -266,7 +290,9 @@ def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
         block = original(held, key, block_id)
         if block is not None:
             try:
-                count.changes.append((key, ~block_id))
+                count.changes.append(~block_id)
+                if count.keys is not None:
+                    count.keys.append(key)
             except Exception as error:  # noqa: BLE001 - as above
                 log_fault(held, "counting a block that is evicted", error)
         return block

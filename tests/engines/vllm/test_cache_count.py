@@ -142,7 +142,8 @@ def test_counts_that_fail_are_unknown_and_reported(
     held: Map, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler, count = scheduler_of(held), cache_count.count_of(held)
-    count.changes += [("a-0", None)] * 40  # type: ignore[list-item]
+    for _ in range(40):
+        count.note("a key without a group", 1)
     assert sent_counts(scheduler).get() is None
     assert "send_counts" in caplog.text
     held.insert("a1-0", block(1))
@@ -182,25 +183,25 @@ def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> Non
 
 def test_blocks_that_are_cached_in_part(held: Map) -> None:
     count = cache_count.count_of(held)
-    count.changes.append(("a0", 1))
+    count.note("a0", 1)
     assert count.all_counts(1) == ((1, 0, ()),)
     count.fill(0, 1, 10)
     assert count.all_counts(1) is count.all_counts(1)
     count.fill(0, 1, 10)  # the same prompt again
     assert count.all_counts(1)[0] == BlockCounts(1, 0, ((10, 1),))
-    count.changes.append(("a0", 2))
-    count.changes.append(("a0", 2))
+    count.note("a0", 2)
+    count.note("a0", 2)
     count.fill(0, 2, 12)  # its first key stands for the whole block
     assert count.all_counts(1)[0] == BlockCounts(2, 0, ((10, 1),))
-    count.changes.append(("a0", 3))
+    count.note("a0", 3)
     count.fill(0, 3, 10)
-    count.changes.append(("a0", 4))
+    count.note("a0", 4)
     count.fill(0, 4, 3)
     assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 1), (10, 2)))
     count.fill(0, 3, 3)  # a longer prompt ends in it
     assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 2), (10, 1)))
     for block in (1, 3, 4):
-        count.changes.append(("a0", ~block))
+        count.note("a0", ~block)
     assert count.all_counts(1)[0] == BlockCounts(1, 3)
 
 

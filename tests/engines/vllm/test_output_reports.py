@@ -41,9 +41,9 @@ def act(scheduler: Any, name: str, number: int) -> Any:
     count: MapCount = pool.cached_block_hash_to_block.__dict__[COUNT]
     block = number % 5 + 1
     if name == "publish":
-        count.changes.append((0, block))
+        count.note(0, block)
     elif name == "evict" and count.counts(0).cached:
-        count.changes.append((0, ~int(count._keys.argmax())))
+        count.note(0, ~int(count._keys.argmax()))
         pending_events.record(pool, block)
     elif name == "fill":
         count.fill(0, block, 1)
