@@ -187,6 +187,8 @@ def test_every_announcement_is_in_the_guide_to_adapters() -> None:
     named = set(re.findall(r"`observer\.(\w+)\(", text_of("docs/adapters.md")))
     others = {
         "before_write",
+        "compares_hits",
+        "follows_readers",
         "forward_launched",
         "fault",
         "record_format",

@@ -87,9 +87,9 @@ class MapCount:
 
     def _take(self) -> tuple[array[int], list[Any] | None]:
         """The changes so far, and their keys: what was reported is not true any more."""
-        taken = self.changes, self.keys
+        given = self.changes, self.keys
         self.changes, self.keys, self.reported = array("q"), None if self.keys is None else [], None
-        return taken
+        return given
 
     def _add(self, changes: array[int], keys: list[Any] | None) -> None:
         numbers = np.frombuffer(changes, dtype=np.int64)
