@@ -55,8 +55,8 @@ PROMPTS = mutants(
         "test_null_blocks_are_left_out_and_states_are_written_over_in_place",
     ),
     (
-        "return len(ids if ids is not None else new.prompt_embeds)",
-        "return int(new.prompt_len)",
+        "prompt = len(ids if ids is not None else new.prompt_embeds)",
+        "prompt = int(new.prompt_len)",
         "tests/engines/vllm/test_scheduler_fields.py::test_every_field_that_is_read_is_listed",
     ),
     (
@@ -74,11 +74,21 @@ LATE = (
     *mutants(
         "canary_obs/engines/vllm/request_changes.py",
         (
-            "        self.settle()\n        self._report",
-            "        self._report",
+            "        self.settle()\n        begun",
+            "        begun",
             _LATE + "[an output without a forward]",
         ),
-        ("observer.step, self._last, ", "None, self._last, ", _LATE + "[a finding]"),
+        ("_begun_by(output), observer.step", "_begun_by(output), None", _LATE + "[a finding]"),
+        (
+            "new.num_computed_tokens, last.begun[name].emitted",
+            "new.num_computed_tokens, _new(new).emitted",
+            _CHANGES + "test_what_one_had_emitted_is_shown_though_it_has_emitted_more[4]",
+        ),
+        (
+            "emitted = then.emitted if",
+            "emitted = _new(new).emitted if",
+            _CHANGES + "test_what_one_had_emitted_is_shown_though_it_has_emitted_more[9]",
+        ),
         (
             "waiting.popleft()()",
             "waiting.pop()()",
@@ -90,7 +100,7 @@ LATE = (
             _CHANGES + "test_who_reads_damage_is_shown_in_the_same_step",
         ),
         (
-            "[ids[:count] for ids, count in zip(blocks, held, strict=True)]",
+            "[ids[:count] for ids, count in zip(blocks, then.blocks, strict=True)]",
             "list(blocks)",
             _CHANGES + "test_what_one_had_when_it_began_is_shown_though_its_list_has_grown",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,24 @@ from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.slot_facts import request_name
 
 _TOGETHER = 8  # outputs whose changes are shown together
-_Held = Mapping[str, Sequence[int]]  # blocks of each group, by request that begins
+
+
+class _Begun(NamedTuple):
+    """A request as an output begins or resumes it. The engine goes on with the lists of the output."""
+
+    blocks: Sequence[int]  # how many of each group
+    prompt: int  # tokens; 0 = it is resumed, and known
+    emitted: int  # tokens
+
+
+class _Last(NamedTuple):
+    """An output with tokens."""
+
+    output: Any
+    begun: Mapping[str, _Begun]  # by request
+
+
+_NOBODY: Mapping[str, _Begun] = {}
 
 
 class RequestChanges:
@@ -45,7 +62,7 @@ class RequestChanges:
         self._rewrites, self._ahead = rewrites, ahead
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
-        self._last: Any = None  # output with tokens before this one
+        self._last: _Last | None = None  # before this output
         self._waiting = deque[Callable[[], None]]()  # show the changes of an output each
         self.due = False  # it is time to `settle`
         # Of an adapter that has no other: block lists by request, which `grow` adds to.
@@ -57,10 +74,10 @@ class RequestChanges:
         Nothing of it is needed for the forward, which waits for what precedes its launch. The changes of
         several outputs are shown together, in a fraction of the time, unless somebody asks for them.
         """
-        given = output, loaded_from, observer, observer.step, self._last, _held_now(output)
-        self._waiting.append(partial(self._report, *given))
+        begun, step = _begun_by(output), observer.step
+        self._waiting.append(partial(self._report, output, loaded_from, observer, step, self._last, begun))
         self.due = len(self._waiting) >= _TOGETHER or observer.follows_readers
-        self.went_on(output)
+        self.went_on(output, begun)
 
     def settle(self) -> None:
         """Show all that was deferred."""
@@ -78,14 +95,15 @@ class RequestChanges:
         `loaded_from`: by request, the first token that a connector loads or has loaded.
         """
         self.settle()
-        self._report(output, loaded_from, observer, None, self._last, _held_now(output))
-        self.went_on(output)
+        begun = _begun_by(output)
+        self._report(output, loaded_from, observer, None, self._last, begun)
+        self.went_on(output, begun)
 
     def _report(
-        self, output: Any, loaded_from: Mapping[str, int], observer: Observer, step: int | None, last: Any,
-        held: _Held,
+        self, output: Any, loaded_from: Mapping[str, int], observer: Observer, step: int | None,
+        last: _Last | None, begun: Mapping[str, _Begun],
     ) -> None:  # fmt: skip
-        """`step`, `last`: the forward before, and its output. `held`: as the output was scheduled."""
+        """`step`, `last`: the forward before, and its output. `begun`: as this one was scheduled."""
         cached = output.scheduled_cached_reqs
         gone = output.finished_req_ids | (output.preempted_req_ids or set())
         if gone or output.scheduled_new_reqs or cached.new_block_ids.count(None) != len(cached.new_block_ids):
@@ -93,8 +111,8 @@ class RequestChanges:
             for name in output.finished_req_ids:
                 self._prompts.pop(name, None)
                 self._lengths.pop(name, None)
-            changed, grown = list(self._begun(output, loaded_from, held)), dict[str, GrownBlocks]()
-            self._go_on(cached, loaded_from, changed, grown, last, held)
+            changed, grown = list(self._begun(output, loaded_from, begun)), dict[str, GrownBlocks]()
+            self._go_on(cached, loaded_from, changed, grown, last, begun)
             if output.kv_cache_block_copies:
                 changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
             observer.requests_changed(
@@ -109,56 +127,59 @@ class RequestChanges:
                 for own, more in zip(lists[cached.req_ids[place]], cached.new_block_ids[place], strict=False):
                     own += more
 
-    def went_on(self, output: Any) -> None:
+    def went_on(self, output: Any, begun: Mapping[str, _Begun] = _NOBODY) -> None:
         """An output that changes no request; those that change some are noted like it."""
         if output.total_num_scheduled_tokens:
-            self._last = output
+            self._last = _Last(output, begun)
 
     def emitted(self, request: str) -> int | None:
         """Tokens of a running request up to the last forward, by its name in reports."""
         names = [name for name in self._prompts if request_name(name) == request]
         return self._emitted(self._last, names[0]) if names else None
 
-    def _emitted(self, output: Any, name: str) -> int | None:
-        if output is None or name not in output.num_scheduled_tokens or name not in self._prompts:
+    def _emitted(self, last: _Last | None, name: str) -> int | None:
+        if last is None or name not in last.output.num_scheduled_tokens or name not in self._prompts:
             return None
+        output = last.output
         cached = output.scheduled_cached_reqs
         if name in cached.req_ids:
             place = cached.req_ids.index(name)
             computed, emitted = cached.num_computed_tokens[place], cached.num_output_tokens[place]
         else:
             new = next(new for new in output.scheduled_new_reqs if new.req_id == name)
-            computed, emitted = new.num_computed_tokens, _emitted_before(new)
+            computed, emitted = new.num_computed_tokens, last.begun[name].emitted
         drafted = len(output.scheduled_spec_decode_tokens.get(name, ()))
         after = computed + output.num_scheduled_tokens[name] - drafted
         # One that came back computes tokens that it has emitted.
         return max(int(emitted), int(after) + 1 - self._prompts[name])
 
-    def _begun(self, output: Any, loaded_from: Mapping[str, int], held: _Held) -> Iterator[RequestChange]:
+    def _begun(
+        self, output: Any, loaded_from: Mapping[str, int], begun: Mapping[str, _Begun]
+    ) -> Iterator[RequestChange]:
         for new in output.scheduled_new_reqs:
             name, computed = new.req_id, int(new.num_computed_tokens)
+            then = begun[name]
             # V2 is sent a request that comes back as if it were new.
-            emitted = _emitted_before(new) if name in self._prompts else None
-            self._prompts[name] = _prompt_tokens(new)
+            emitted = then.emitted if name in self._prompts else None
+            self._prompts[name] = then.prompt
             joined = min(computed, loaded_from.get(name, computed))
-            yield self._change(name, computed, _of_then(new.block_ids, held[name]), joined, emitted)
+            yield self._change(name, computed, _of_then(new.block_ids, then), joined, emitted)
 
     def _go_on(
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
-        grown: dict[str, GrownBlocks], last: Any, held: _Held,
+        grown: dict[str, GrownBlocks], last: _Last | None, begun: Mapping[str, _Begun],
     ) -> None:  # fmt: skip
         # Spelled out: a step of many requests gives many of them a block.
         names, given, counts = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         resumed, known = cached.resumed_req_ids, self._lengths
         # Drafted tokens that vLLM counts as computed until it knows how many were rejected.
-        undecided = last.scheduled_spec_decode_tokens if self._ahead and last is not None else {}
+        undecided = last.output.scheduled_spec_decode_tokens if self._ahead and last is not None else {}
         found = [(number, GrownBlocks([], [], [], [])) for number in self._sizes]
         for place in places_with_blocks(cached):
             name, blocks, computed = names[place], given[place], counts[place]
             if resumed and name in resumed:
                 joined = min(computed, loaded_from.get(name, computed))
-                emitted = int(cached.num_output_tokens[place])
-                blocks = _of_then(blocks, held[name])
+                emitted, blocks = begun[name].emitted, _of_then(blocks, begun[name])
                 changed.append(self._change(name, int(computed), blocks, joined, emitted))
                 continue
             if undecided:
@@ -203,35 +224,33 @@ def changes_of(runner: Any, groups: Sequence[VllmGroup]) -> RequestChanges:
     return RequestChanges(groups, rewrites=runner.speculative_config is not None, ahead=ahead)
 
 
-def _held_now(output: Any) -> _Held:
-    """By request that an output begins or resumes. A runner may go on with the output's own block lists."""
-    held = {new.req_id: list(map(len, new.block_ids)) for new in output.scheduled_new_reqs}
-    cached = output.scheduled_cached_reqs
-    if resumed := cached.resumed_req_ids:
-        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if name in resumed and blocks is not None:
-                held[name] = list(map(len, blocks))
-    return held
+def _begun_by(output: Any) -> Mapping[str, _Begun]:
+    new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
+    if not (new or cached.resumed_req_ids):
+        return _NOBODY
+    begun = {each.req_id: _new(each) for each in new}
+    columns = cached.req_ids, cached.new_block_ids, cached.num_output_tokens
+    for name, blocks, emitted in zip(*columns, strict=True):
+        if name in cached.resumed_req_ids and blocks is not None:
+            begun[name] = _Begun(list(map(len, blocks)), 0, int(emitted))
+    return begun
 
 
-def _of_then(blocks: Sequence[Sequence[int]], held: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[:count] for ids, count in zip(blocks, held, strict=True)]
+def _new(new: Any) -> _Begun:
+    # Newer versions have a property for the prompt's length, 0.26 has not.
+    ids, prefill = new.prompt_token_ids, new.prefill_token_ids
+    prompt = len(ids if ids is not None else new.prompt_embeds)
+    # None for V1, whose new requests have emitted nothing.
+    return _Begun(list(map(len, new.block_ids)), prompt, 0 if prefill is None else len(prefill) - prompt)
+
+
+def _of_then(blocks: Sequence[Sequence[int]], then: _Begun) -> list[Sequence[int]]:
+    return [ids[:count] for ids, count in zip(blocks, then.blocks, strict=True)]
 
 
 def places_with_blocks(cached: Any) -> list[int]:
     """Where requests that go on, or come back, are given blocks: a tuple of lists, not None."""
     return list(compress(range(len(cached.new_block_ids)), cached.new_block_ids))
-
-
-def _prompt_tokens(new: Any) -> int:
-    # Newer versions have a property for it, 0.26 has not.
-    ids = new.prompt_token_ids
-    return len(ids if ids is not None else new.prompt_embeds)
-
-
-def _emitted_before(new: Any) -> int:
-    ids = new.prefill_token_ids  # None for V1, whose new requests have emitted nothing
-    return 0 if ids is None else len(ids) - _prompt_tokens(new)
 
 
 def _without_null(added: AddedBlocks) -> AddedBlocks:

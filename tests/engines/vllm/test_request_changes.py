@@ -161,6 +161,23 @@ def test_what_one_had_when_it_began_is_shown_though_its_list_has_grown(changes: 
     assert held == [[1], [5, 6]]
 
 
+@pytest.mark.parametrize("scheduled", [4, 9])
+def test_what_one_had_emitted_is_shown_though_it_has_emitted_more(
+    changes: RequestChanges, scheduled: int
+) -> None:
+    """V2 is sent the scheduler's own list of a request that comes back, in the same process."""
+    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+    tokens = [5] * 9  # three of them emitted
+    back = new("a", [7], prefill_token_ids=tokens)
+    outputs = [output(new("a", [1], prefill_token_ids=[5] * 6)), output(preempted=["a"], scheduled={"b": 1})]
+    outputs += [output(back, scheduled={"a": scheduled}), output(preempted=["a"], scheduled={"b": 1})]
+    served(follower, shown, outputs)
+    tokens += [8] * 5
+    follower.show_requests()
+    assert [one.changed[0].emitted for one in shown if one.changed] == [None, 3]
+    assert shown[-1].ended == {"a": 3 if scheduled == 4 else 4}
+
+
 def test_nobody_is_shown_what_waits_when_the_canary_goes(changes: RequestChanges) -> None:
     follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
     served(follower, shown, [output(new("a", [1]))])
