@@ -173,7 +173,9 @@ class EngineAdapter(ABC):
         return None
 
     def show_requests(self) -> None:
-        """Call `Observer.requests_changed` with what was not shown yet: a finding is about to be followed.
+        """Call `Observer.requests_changed` with what was not shown yet.
+
+        Asked before a finding is followed, and before the requests that run are first asked for.
 
         For an engine whose requests get slots in every step: to show those only now costs a step nothing.
         They count as held from the change before on.

@@ -111,6 +111,15 @@ LATE = (
         ),
     ),
     *mutants(
+        "canary_obs/runtime/taint/report.py",
+        (
+            "        self._adapter.show_requests()  # what happened before counts as running now\n",
+            "",
+            "tests/runtime/test_canary.py::"
+            "test_requests_that_were_not_shown_before_it_is_ready_are_not_followed_later",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/vllm/follows_requests.py",
         (
             " and self.inputs_persist:",

@@ -136,6 +136,26 @@ def test_nothing_is_checked_before_mark_ready() -> None:
     canary.detach()
 
 
+def test_requests_that_were_not_shown_before_it_is_ready_are_not_followed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(settings.tiny())
+    canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS))
+    assert canary is not None
+    asked: list[tuple[str, bool]] = []
+    for name in ("show_requests", "requests_running"):
+        method = getattr(canary._adapter, name)
+
+        def noted(name: str = name, method: Callable[[], object] = method) -> object:
+            asked.append((name, canary.run.armed))
+            return method()
+
+        monkeypatch.setattr(canary._adapter, name, noted)
+    canary.mark_ready()
+    assert asked == [("show_requests", False), ("requests_running", False)]
+    canary.detach()
+
+
 def test_a_nested_forward_is_not_taken_for_a_step(make_rig) -> None:
     rig = make_rig()
     runner, inner = rig.engine.runner, rig.engine.runner.pool.write

@@ -48,6 +48,7 @@ class TaintReporter:
 
     def start(self, step: int) -> None:
         """Begin to follow the engine's requests, after forward `step`."""
+        self._adapter.show_requests()  # what happened before counts as running now
         self.tracker.start(self._adapter.requests_running(), step)
 
     def follow(self, shown: ChangedRequests, step: int) -> None:
