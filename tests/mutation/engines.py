@@ -80,7 +80,7 @@ LATE = (
         ),
         ("_begun_by(output), observer.step", "_begun_by(output), None", _LATE + "[a finding]"),
         (
-            "new.num_computed_tokens, last.begun[name].emitted",
+            "new.num_computed_tokens, begun[name].emitted",
             "new.num_computed_tokens, _new(new).emitted",
             _CHANGES + "test_what_one_had_emitted_is_shown_though_it_has_emitted_more[4]",
         ),

@@ -34,14 +34,9 @@ class _Begun(NamedTuple):
     emitted: int  # tokens
 
 
-class _Last(NamedTuple):
-    """An output with tokens."""
-
-    output: Any
-    begun: Mapping[str, _Begun]  # by request
-
-
 _NOBODY: Mapping[str, _Begun] = {}
+# An output with tokens, and by name who begins with it; a plain tuple: it is made in every step.
+_Last = tuple[Any, Mapping[str, _Begun]]
 
 
 class RequestChanges:
@@ -130,7 +125,7 @@ class RequestChanges:
     def went_on(self, output: Any, begun: Mapping[str, _Begun] = _NOBODY) -> None:
         """An output that changes no request; those that change some are noted like it."""
         if output.total_num_scheduled_tokens:
-            self._last = _Last(output, begun)
+            self._last = output, begun
 
     def emitted(self, request: str) -> int | None:
         """Tokens of a running request up to the last forward, by its name in reports."""
@@ -138,16 +133,16 @@ class RequestChanges:
         return self._emitted(self._last, names[0]) if names else None
 
     def _emitted(self, last: _Last | None, name: str) -> int | None:
-        if last is None or name not in last.output.num_scheduled_tokens or name not in self._prompts:
+        output, begun = last if last is not None else (None, _NOBODY)
+        if output is None or name not in output.num_scheduled_tokens or name not in self._prompts:
             return None
-        output = last.output
         cached = output.scheduled_cached_reqs
         if name in cached.req_ids:
             place = cached.req_ids.index(name)
             computed, emitted = cached.num_computed_tokens[place], cached.num_output_tokens[place]
         else:
             new = next(new for new in output.scheduled_new_reqs if new.req_id == name)
-            computed, emitted = new.num_computed_tokens, last.begun[name].emitted
+            computed, emitted = new.num_computed_tokens, begun[name].emitted
         drafted = len(output.scheduled_spec_decode_tokens.get(name, ()))
         after = computed + output.num_scheduled_tokens[name] - drafted
         # One that came back computes tokens that it has emitted.
@@ -173,7 +168,7 @@ class RequestChanges:
         names, given, counts = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         resumed, known = cached.resumed_req_ids, self._lengths
         # Drafted tokens that vLLM counts as computed until it knows how many were rejected.
-        undecided = last.output.scheduled_spec_decode_tokens if self._ahead and last is not None else {}
+        undecided = last[0].scheduled_spec_decode_tokens if self._ahead and last is not None else {}
         found = [(number, GrownBlocks([], [], [], [])) for number in self._sizes]
         for place in places_with_blocks(cached):
             name, blocks, computed = names[place], given[place], counts[place]
