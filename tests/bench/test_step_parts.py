@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from tests.gpu.step_parts import CANARY, Side
@@ -21,3 +23,11 @@ def test_a_block_has_medians_and_the_hooks_share_of_its_own_steps() -> None:
         {"schedule": 500.0},
     ]
     assert side.canary_share == pytest.approx([0.1, 0.0])
+
+
+def test_steps_of_a_load_that_changes_have_means() -> None:
+    side = Side()
+    side.add([(0.001, {"schedule": 0.0004}), (0.005, {CANARY + "view": 0.0006})], fmean)
+    assert side.step_us == [3000.0]
+    assert side.parts_us == [{"schedule": 200.0, CANARY + "view": 300.0}]
+    assert side.canary_share == pytest.approx([0.1])

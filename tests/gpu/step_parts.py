@@ -1,10 +1,12 @@
-"""Where a decode step's time goes, with a canary and without: `python -m tests.gpu.step_parts --output FILE`.
+"""Where a step's time goes, with a canary and without: `python -m tests.gpu.step_parts --output FILE`.
 
-One vLLM, in this process; its canary is attached and detached block by block, in random order. Each block
-starts its requests, warms up, and times steps by part: of vLLM's own step, and of the canary's hooks, each
-without the parts that it calls. Hosts change their speed from block to block by more than a canary costs; the
-hooks' share of the steps of their own block, `canary_share`, does not change with it. The time that timing a
-part takes is in the part around it.
+One vLLM, in this process; its canary is attached and detached block by block, in random order. A block of
+`decode` starts its requests, warms up, and times steps by part: of vLLM's own step, and of the canary's
+hooks, each without the parts that it calls. A block of `mixed` times all steps of that load of `bench
+vllm-load`, in a pool whose blocks were all written before; both blocks of a round serve the same requests.
+Hosts change their speed from block to block by more than a canary costs; the hooks' share of the steps of
+their own block, `canary_share`, does not change with it. The time that timing a part takes is in the part
+around it.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from canary_obs.bench.vllm_workloads import LoadedVllm, LoadPlan, fill_pool, run_workload
 from tests.engines.vllm.real.cost_clock import Clock
 
+Typical = Callable[[Sequence[float]], float]
+_Steps = list[tuple[float, dict[str, float]]]  # seconds of each, and of its parts
 SEED = 1
 WARM_STEPS = 60  # after which what repeats has been captured
 CANARY = "canary: "
@@ -60,24 +65,34 @@ class Plan:
     runner: str  # v1, v2
     requests: int
     context: int  # tokens of each
-    steps: int  # timed in a block
+    steps: int  # timed in a block; of `mixed`, the most tokens of an answer
     rounds: int  # of a block with a canary and one without
+    load: str = "decode"  # mixed
+    memory: float = 0.1  # share of the device's memory that vLLM may use
+
+    @property
+    def mixed(self) -> LoadPlan:
+        """Twice as many requests as run together."""
+        return LoadPlan(
+            requests=self.requests, context=self.context, steps=self.steps, prefill=self.context, prefills=1,
+            mixed=2 * self.requests, short=1,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
 class Side:
     """The blocks with a canary, or those without."""
 
-    step_us: list[float] = field(default_factory=list)  # by block: median
-    parts_us: list[dict[str, float]] = field(default_factory=list)  # by block: median of each part
+    step_us: list[float] = field(default_factory=list)  # by block: median, or mean of `mixed`
+    parts_us: list[dict[str, float]] = field(default_factory=list)  # by block: of each part
     canary_share: list[float] = field(default_factory=list)  # by block
 
-    def add(self, steps: list[tuple[float, dict[str, float]]]) -> None:
+    def add(self, steps: list[tuple[float, dict[str, float]]], typical: Typical = median) -> None:
         """The steps of a block: seconds of each, and of its parts."""
-        whole = median(seconds for seconds, _ in steps)
+        whole = typical([seconds for seconds, _ in steps])
         self.step_us.append(round(whole * 1e6, 1))
         found = {
-            part: median(parts.get(part, 0.0) for _, parts in steps)
+            part: typical([parts.get(part, 0.0) for _, parts in steps])
             for part in sorted({part for _, parts in steps for part in parts})
         }
         self.parts_us.append({part: round(seconds * 1e6, 1) for part, seconds in found.items()})
@@ -96,24 +111,23 @@ def measure(plan: Plan) -> Iterator[dict[str, Any]]:
     clock, draw = Clock(), random.Random(SEED)
     with _timed(clock), TemporaryDirectory() as folder:
         on_gpu = torch.cuda.is_available()
-        room: dict[str, Any] = (
-            {"gpu_memory_utilization": 0.1} if on_gpu else {"num_gpu_blocks_override": 2000}
-        )
+        room: dict[str, Any] = {} if on_gpu else {"num_gpu_blocks_override": 2000}
         vllm = InProcessVllm(
             Path(folder), plan.shape, SEED, max_num_seqs=plan.requests, enable_prefix_caching=True,
             max_model_len=plan.context + WARM_STEPS + plan.steps + 2 * plan.requests + 32,
-            block_size=16 if on_gpu else 32, **room,
+            block_size=16 if on_gpu else 32, gpu_memory_utilization=plan.memory, **room,
         )  # fmt: skip
         detach(vllm)
         sides = {"without": Side(), "with": Side()}
         totals = {"violations": 0, "faults": 0, "replayed": 0}
+        block, typical = (_decode, median) if plan.load == "decode" else (_mixed, fmean)
         for number in range(plan.rounds + 1):
             for name in draw.sample(sorted(sides), 2):
                 if name == "without":
-                    steps = _block(vllm, plan, clock)
+                    steps = block(vllm, plan, clock, number)
                 else:
                     with attached(vllm) as (canary, adapter):
-                        steps = _block(vllm, plan, clock)
+                        steps = block(vllm, plan, clock, number)
                         with adapter.paused():
                             canary.check_everything()
                         counters = canary.counter_reader
@@ -122,7 +136,7 @@ def measure(plan: Plan) -> Iterator[dict[str, Any]]:
                         replays = canary.checks.replays
                         totals["replayed"] += 0 if replays is None else replays.replayed
                 if number:
-                    sides[name].add(steps)
+                    sides[name].add(steps, typical)
             if number:
                 yield {
                     "bench": "step_parts", "plan": asdict(plan), "environment": environment(),
@@ -149,21 +163,43 @@ def _timed(clock: Clock) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _block(vllm: Any, plan: Plan, clock: Clock) -> list[tuple[float, dict[str, float]]]:
-    """Seconds of each step, and of its parts."""
+@contextmanager
+def _steps_timed(vllm: Any, clock: Clock) -> Iterator[_Steps]:
+    """Filled with the seconds of each step, and of its parts."""
+    found, step = _Steps(), vllm.engine.step
+
+    def timed() -> Any:
+        clock.seconds.clear()
+        started = time.perf_counter()
+        outputs = step()
+        parts = {part: each for (_, part), each in clock.seconds.items()}
+        found.append((time.perf_counter() - started, parts))
+        return outputs
+
+    vllm.engine.step = timed
+    try:
+        yield found
+    finally:
+        del vllm.engine.step  # the instance's own
+
+
+def _mixed(vllm: Any, plan: Plan, clock: Clock, seed: int) -> _Steps:
+    engine = LoadedVllm(vllm=vllm, clocks=dict)
+    vllm.core.reset_prefix_cache()
+    fill_pool(vllm, plan.mixed, 1)
+    with _steps_timed(vllm, clock) as steps:
+        run_workload("mixed", engine, plan.mixed, seed)
+    return steps
+
+
+def _decode(vllm: Any, plan: Plan, clock: Clock, _seed: int) -> _Steps:
     vllm.core.reset_prefix_cache()
     count = plan.requests
     vllm.add_requests(vllm.random_prompts(count, plan.context), WARM_STEPS + plan.steps + 2 * count)
     vllm.run(lambda outputs: len(outputs) == count)
     vllm.run_steps(WARM_STEPS)
-    steps = []
-    for _ in range(plan.steps):
-        clock.seconds.clear()
-        started = time.perf_counter()
-        vllm.engine.step()
-        steps.append(
-            (time.perf_counter() - started, {part: each for (_, part), each in clock.seconds.items()})
-        )
+    with _steps_timed(vllm, clock) as steps:
+        vllm.run_steps(plan.steps)
     vllm.engine.abort_request([f"request-{vllm.latest_request - number}" for number in range(count)])
     vllm.run()
     return steps
@@ -178,6 +214,8 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--load", choices=["decode", "mixed"], default="decode")
+    parser.add_argument("--memory", type=float, default=0.1, help="share of the device's memory for vLLM")
     parser.add_argument("--output", type=Path)
     given = vars(parser.parse_args())
     output = given.pop("output")
