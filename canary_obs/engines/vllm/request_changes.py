@@ -34,7 +34,7 @@ class _Begun(NamedTuple):
     emitted: int  # tokens
 
 
-_NOBODY: Mapping[str, _Begun] = {}
+_NOBODY: dict[str, _Begun] = {}
 # An output with tokens, and by name who begins with it; a plain tuple: it is made in every step.
 _Last = tuple[Any, Mapping[str, _Begun]]
 
@@ -219,16 +219,17 @@ def changes_of(runner: Any, groups: Sequence[VllmGroup]) -> RequestChanges:
     return RequestChanges(groups, rewrites=runner.speculative_config is not None, ahead=ahead)
 
 
-def _begun_by(output: Any) -> Mapping[str, _Begun]:
+def _begun_by(output: Any) -> dict[str, _Begun]:
     new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
-    if not (new or cached.resumed_req_ids):
-        return _NOBODY
-    begun = {each.req_id: _new(each) for each in new}
+    begun = {each.req_id: _new(each) for each in new} if new else _NOBODY
+    if not (resumed := cached.resumed_req_ids):
+        return begun
     columns = cached.req_ids, cached.new_block_ids, cached.num_output_tokens
-    for name, blocks, emitted in zip(*columns, strict=True):
-        if name in cached.resumed_req_ids and blocks is not None:
-            begun[name] = _Begun(list(map(len, blocks)), 0, int(emitted))
-    return begun
+    return begun | {
+        name: _Begun(list(map(len, blocks)), 0, int(emitted))
+        for name, blocks, emitted in zip(*columns, strict=True)
+        if name in resumed and blocks is not None
+    }
 
 
 def _new(new: Any) -> _Begun:
