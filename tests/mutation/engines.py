@@ -142,6 +142,11 @@ LATE = (
             "            pass\n        if known",
             _LATE + "[enough of them]",
         ),
+        (
+            'guarded(self._hooks.observer, "announce", self.show_requests)  #',
+            "#",
+            _CHANGES + "test_what_waits_is_shown_before_the_last_findings_are_read[False]",
+        ),
         ("if not (self.requests.due or known.due", "if not (known.due", _CLOCK + "[requests]"),
         (
             'observer.overhead["adapter"] += time.perf_counter() - started',

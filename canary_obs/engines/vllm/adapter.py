@@ -23,6 +23,7 @@ from canary_obs.engine_api.views import (
 )
 from canary_obs.engines.toolkit.block_slots import slots_of
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
@@ -213,9 +214,9 @@ class VllmAdapter(FollowsRequests):
         if self._hooks is not None:
             self._last_output = self._hooks.last_output
             self._hooks.stop()
+            guarded(self._hooks.observer, "announce", self.show_requests)  # the last findings are read later
             self._hooks = None
         self._patches.restore()
-        self.requests.drop()
         self.connector.close()
         self._side_stream.join()
 

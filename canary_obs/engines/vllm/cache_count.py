@@ -170,11 +170,6 @@ class MapCount:
         for counted in (self._unfilled, self._cached, self._short):
             counted.clear()
 
-    def counts(self, group: int) -> BlockCounts:
-        """Of one of vLLM's groups."""
-        self.settle()
-        return self._counts(group)
-
     def _counts(self, group: int) -> BlockCounts:
         short = self._short.get(group)
         room = tuple(sorted((+short).items())) if short else ()

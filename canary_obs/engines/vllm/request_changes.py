@@ -80,10 +80,6 @@ class RequestChanges:
         while waiting:
             waiting.popleft()()
 
-    def drop(self) -> None:
-        """Nobody is to be shown what was deferred."""
-        self._waiting.clear()
-
     def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
         """Show the changes of an output, before the forward that it schedules.
 

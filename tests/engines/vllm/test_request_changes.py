@@ -178,12 +178,25 @@ def test_what_one_had_emitted_is_shown_though_it_has_emitted_more(
     assert shown[-1].ended == {"a": 3 if scheduled == 4 else 4}
 
 
-def test_nobody_is_shown_what_waits_when_the_canary_goes(changes: RequestChanges) -> None:
-    follower, shown = Follower(changes), Shown()  # type: ignore[abstract]
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_waits_is_shown_before_the_last_findings_are_read(
+    changes: RequestChanges, *, fails: bool
+) -> None:
+    """After the adapter was detached. What fails then is a fault, and the engine is restored."""
+    follower, shown, done = Follower(changes), Shown(), list[str]()  # type: ignore[abstract]
     served(follower, shown, [output(new("a", [1]))])
-    changes.drop()
-    follower.show_requests()
-    assert not shown
+    shown.fault = lambda part, error: done.append(f"{part}: {error}")  # type: ignore[attr-defined]
+    if fails:
+        changes.settle = lambda: {}["planted"]  # type: ignore[method-assign]
+    own: Any = follower
+    own._hooks = SimpleNamespace(last_output=None, observer=shown, stop=lambda: done.append("stopped"))
+    own._patches = SimpleNamespace(restore=lambda: done.append("restored"))
+    own.connector = SimpleNamespace(close=lambda: None)
+    own._side_stream = SimpleNamespace(join=lambda: None)
+    VllmAdapter.detach(own)
+    VllmAdapter.detach(own)
+    assert [one.step for one in shown] == ([] if fails else [7])
+    assert done == ["stopped", *(["announce: 'planted'"] if fails else []), "restored", "restored"]
 
 
 @pytest.mark.parametrize("why", ["the inputs change", "no forward"])

@@ -21,7 +21,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "events": (block_events, "_cached_runs"),
     "hits": (pending_events, "note_hit"),
     "admissions": (admissions, "Admitted"),
-    "counts": (cache_count.MapCount, "settle"),  # as they are sent
+    "counts": (cache_count.MapCount, "_add"),  # as they are sent, at once or later
 }
 
 
