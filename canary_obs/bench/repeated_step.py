@@ -124,7 +124,7 @@ class RepeatedStep:
         started = time.perf_counter()
         self._adapter.after_step()
         self.after_step_us.append(1e6 * (time.perf_counter() - started))
-        self.tasks.append(self.canary.last_task)
+        self.tasks.append(self.canary.run.last_task)
         self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent_before))
         self.lag_steps.append(self.canary.counter_reader.status(self.canary.step, started).lag_steps)
 

@@ -30,12 +30,20 @@ class Observer(Protocol):
     def before_forward(self, step: StepView) -> None:
         """Run all checks that precede a forward. Call on the stream that runs the forward."""
 
-    def before_write(self, step: StepView) -> None:
+    def before_write(self, step: StepView, early: Tensor | None = None) -> None:
         """Compare the bytes that the forward will overwrite. Call on the stream that runs the forward.
 
         Reads `groups` and `launches` only; `request_ids`, `digests` and `expected_ids` may be missing until
         `forward_launched`.
+
+        `early`: where the forward will write (int64 [n] on the device, the same in each group), while the
+        tensors of the view still have what the last forward's checks read. Call on a stream that the forward
+        waits for, and that waits for all that has written these slots or their records, but not for the last
+        forward, which writes none of them. Only after `may_compare_early`.
         """
+
+    def may_compare_early(self, step: StepView) -> bool:
+        """Whether `before_write` may be given `early`: the last forward showed this very view."""
 
     def forward_launched(self, step: StepView) -> None:
         """Run the remaining checks of a forward announced by `before_write`, from its complete view.

@@ -67,6 +67,7 @@ class Baselines:
         deadline = time.perf_counter() + budget_seconds
         for group, slots in self._chunks:
             baseline_range(group.backend, group.buffers, group.plan, slots)
+            self._state.adoptions.others += 1
             self._launched[group.index] += 1
             self.visited += len(slots)
             if not self._on_cpu and self.waiting:

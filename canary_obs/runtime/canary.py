@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
@@ -83,20 +84,19 @@ class CanaryRuntime(SlotHooks):
         copies = config.pipeline_rows, self._counters_arrived
         self.counter_reader = CounterReader(self.state, self.health, log, *copies)
         self.health.add_source(CounterAge(self.counter_reader, self.run))
-        budget = config.parsed_patrol_budget
-        self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
+        paced = self.state, self.health, config.parsed_patrol_budget, bandwidth, self.counter_reader
+        self.patrol = Patrol(*paced)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
         announcements = Announcements(self.state, self.history, first_reads, self.checks)
-        self.evidence = EvidenceCollector(
-            self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
-        )
+        sources = self.state, self.history, adapter.holders, adapter.traceparent
+        self.evidence = EvidenceCollector(*sources, reveal_tokens=config.reveal_tokens)
         self.injector = injector_of(self.state, adapter, config, self.reporter.identity)
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
-        sends, hits_compared = (self.reporter.identity, self.reporter.send), config.verify_on_hit
-        taint = TaintReporter(adapter, sends, checks, hits_compared=hits_compared)
+        sends, compared = (self.reporter.identity, self.reporter.send), config.verify_on_hit
+        taint = TaintReporter(adapter, sends, checks, hits_compared=compared)
         self.healing = Healing(adapter, config, self.reporter.send_heals, self.health, self.state.by_name)
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
@@ -108,7 +108,7 @@ class CanaryRuntime(SlotHooks):
             self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector, taint,
         )  # fmt: skip
         self.delivery.healing, names = self.healing, tuple(self.state.by_name)
-        hits = HitAccount(names, self.health, adapter.prefix_hits) if hits_compared else None
+        hits = HitAccount(names, self.health, adapter.prefix_hits) if compared else None
         SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint)
         commands = CommandExecutor(self._sources, self.evidence, self.drill, self.healing)
         workers = Workers(
@@ -125,11 +125,6 @@ class CanaryRuntime(SlotHooks):
     def step(self) -> int:
         """Forwards since mark_ready."""
         return self.run.step
-
-    @property
-    def last_task(self) -> str:
-        """On a GPU: name of the last task that a step ran."""
-        return self._scheduler.last_task
 
     def verdict(self) -> tuple[State, tuple[str, ...]]:
         """This rank's state, and every reason that keeps it from OK."""
@@ -176,8 +171,12 @@ class CanaryRuntime(SlotHooks):
 
     # Hooks around a forward. `guard` is spelled out: every forward pays for each call.
 
-    def before_write(self, view: StepView) -> None:
-        """Compare the bytes of the slots that the forward is about to overwrite."""
+    def may_compare_early(self, view: StepView) -> bool:
+        """Whether `before_write` may be given `early`: the last forward showed this view."""
+        return not (self._depth or self.injector) and self.checks.may_compare_early(view)
+
+    def before_write(self, view: StepView, early: Tensor | None = None) -> None:
+        """Compare the bytes of the slots that the forward is about to overwrite: `early`, or the view's."""
         run = self.run
         if not run.armed:
             return
@@ -187,8 +186,11 @@ class CanaryRuntime(SlotHooks):
         run.step += 1
         started = time.perf_counter()
         try:
-            inject = None if self.injector is None else self.injector.before_forward
-            self.checks.before_write(view, run.step, inject)
+            if early is not None:
+                self.checks.compare_early(view, early, run.step)
+            else:
+                inject = None if self.injector is None else self.injector.before_forward
+                self.checks.before_write(view, run.step, inject)
             self._head_done = True
         except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
             self._head_failed(view, error)
@@ -272,8 +274,6 @@ class CanaryRuntime(SlotHooks):
         # Before the baselines: it asks whether the copy was made with some on their way.
         self.check_coverage.update(copy)
         self.baselines.update(copy)
-
-    # Failures.
 
     def _head_failed(self, view: StepView, error: Exception) -> None:
         self._head_done = False

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.buffers import RowBatch
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_kernels.forward_start import start_forward
 from canary_kernels.layer_write import check_layer, note_layer
@@ -18,17 +16,19 @@ from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
-from canary_obs.engine_api.launches import FEW_TOKENS, ForwardLaunches
+from canary_obs.engine_api.launches import FEW_TOKENS
 from canary_obs.engine_api.views import StepView
-from canary_obs.runtime.device.replays import Launch, Repeated, Replays
+from canary_obs.runtime.device.replays import Launch, Replays
 from canary_obs.runtime.device.state import FORWARD_TICKS, DeviceState, Group
+from canary_obs.runtime.early_comparison import EarlyComparison
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.launch_account import LaunchAccount
+from canary_obs.runtime.launched_checks import Batches, launch_checks
+from canary_obs.runtime.prefix_slots import prefix_slots
 from canary_obs.runtime.shown_groups import Shown, groups_of
 
-Batches = Sequence[tuple[Group, RowBatch]]
 Inject = Callable[[StepView, int], None]
 
 
@@ -53,6 +53,9 @@ class ForwardChecks:
         self.replays = None if changing else Replays(state.clock.device)
         self._replay: Launch | None = None  # due with the tail: it is the head's launches, too
         self._rest: Callable[[], None] | None = None  # of the columns of the forward under way
+        self._early, self._began = EarlyComparison(state), (-1, -1)  # clock and others as a forward began
+        self._clock_late = False  # the head brings it up to this forward, by this:
+        self._start_late = partial(start_forward, state.backend, state.clock, FORWARD_TICKS)
 
     def start(self) -> None:
         """Begin: what the engine has scheduled so far is not compared."""
@@ -81,10 +84,11 @@ class ForwardChecks:
         if self._reuse:
             launched.compared += 1
         follows = state.advance(step)
+        self._began = state.now, state.adoptions.others
         if follows and inject is None and self.replays is not None:
             last = self.replays.before
             if last.view is not view or last.parts is not shown:
-                last = self.replays.before = Repeated(view, shown, may_repeat(view))
+                last.renew(view, shown, may=may_repeat(view))
             if last.launch is None and last.may:
                 launch = partial(self._start_and_compare, view, shown, FORWARD_TICKS)
                 last.launch = self.replays.use((view.launches, *shown.slots), launch)
@@ -106,6 +110,29 @@ class ForwardChecks:
                 compare_slots(*given, of_forward=True)
             if (layer := group.layers.next_layer()) is not None:
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
+
+    def may_compare_early(self, view: StepView) -> bool:
+        """Whether `compare_early` may take the place of `before_write`: the last forward showed this view."""
+        state = self._state
+        if self.replays is None or view is not self._batched or view.launches is not None:
+            return False
+        # What was launched since that forward began, other than its checks, may not be over yet.
+        others = (state.now, state.adoptions.others) != self._began or not state.clock_set
+        return not others and self._account.expects(view.groups)
+
+    def compare_early(self, view: StepView, slots: Tensor, step: int) -> None:
+        """The same while the last forward runs, whose checks still read the clock: the head sets it.
+
+        `slots`: the new ones (int64 [n]), which the view's tensors do not have yet.
+        """
+        self._account.begin(view.groups)
+        shown = self._show(view)
+        self._launched.begin(shown)
+        self._clock_late = self._state.advance(step)
+        self._began = self._state.now, self._state.adoptions.others
+        if self._reuse:
+            self._launched.compared += 1
+            self._early.launch(shown, slots)
 
     def before_load(self, group: Group, slots: Tensor, step: int) -> None:
         """Compare the bytes of slots (int64 [n]; -1 = skip) that a load writes over after forward `step`."""
@@ -145,24 +172,27 @@ class ForwardChecks:
             given = self._state.clock, 0, launches.host, view.rows.shape[0]
             start_forward(self._state.backend, *given, rows=False)  # whose memory may be gone
         if view is not self._batched:  # a batch that repeats is shown as the same view
-            self._batched, self._last_batches = (
-                view,
-                tuple((group, group.batch(view)) for group, _ in self._show(view).groups),
-            )
-        self._batches = self._last_batches
+            self._batched, groups = view, self._show(view).groups
+            self._last_batches = tuple((group, group.batch(view)) for group, _ in groups)
+        self._batches, state = self._last_batches, self._state
+        late = self._clock_late and not state.clock_set
         if self.replays is not None and self._batches:
-            last = self.replays.after
+            last = self.replays.clocked if late else self.replays.after
             if last.view is not view or last.parts is not self._batches:
-                last = self.replays.after = Repeated(view, self._batches, may_repeat(view))
+                last.renew(view, self._batches, may=may_repeat(view))
             if last.launch is None and last.may:
-                parts = launches, *[batch for _, batch in self._batches]
-                last.launch = self.replays.use(parts, partial(launch_checks, self._batches, launches))
+                start = self._start_late if late else None
+                parts = launches, *[batch for _, batch in self._batches], *([state] if late else [])
+                last.launch = self.replays.use(parts, partial(launch_checks, self._batches, launches, start))
             self._replay = last.launch
             if self._replay is not None:
                 return
+        self._clock_late = False
+        if late:
+            self._start_late()
+            state.clock_is_set()
         if launches is not None:
             launches.launch_head()
-        state = self._state
         for group, batch in self._batches:
             group.first_positions.compute(batch.prefix_lens)
             write_identities(state.backend, group.buffers, batch)
@@ -198,6 +228,9 @@ class ForwardChecks:
         self._owing = self._replay = None
         if replay is not None:
             replay()
+            if self._clock_late:
+                self._clock_late = False
+                state.clock_is_set()
             if view is not None and view.launches is not None:
                 view.launches.due = False
             if self.replays is not None:
@@ -231,7 +264,7 @@ class ForwardChecks:
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
-        self._batches, self._owing, self._rest = (), None, None
+        self._batches, self._owing, self._rest, self._clock_late = (), None, None, False
         self._compared = self._scheduled() or 0
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
@@ -250,33 +283,3 @@ def may_repeat(view: StepView) -> bool:
     """
     requests, tokens = view.rows.shape[0], view.input_ids.shape[0]
     return tokens <= FEW_TOKENS * requests and (tokens == requests or tokens % requests == 0)
-
-
-def launch_checks(batches: Batches, launches: ForwardLaunches | None) -> None:
-    """Head and tail of a forward at once, of groups without a layer to compare."""
-    if launches is not None and launches.head is not None:
-        launches.head()
-    for group, batch in batches:
-        group.first_positions.compute(batch.prefix_lens)
-        write_identities(group.backend, group.buffers, batch)
-        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)
-    for group, batch in batches:
-        complete_slots(group.backend, group.buffers, group.plan, batch.out_slots)
-        verify_rows(group.backend, group.buffers, batch, layout.Phase.TAIL)
-
-
-def prefix_slots(batch: RowBatch) -> Tensor:
-    """int64 [n]: the prefix slots of a batch, each once. Waits for the device: for `prefix_data` only."""
-    used = []
-    num_rows, capacity = batch.slot_table.shape[0], batch.slot_table.shape[1] * batch.page_size
-    for row, first, length in zip(
-        batch.rows.tolist(), batch.starts.tolist(), batch.prefix_lens.tolist(), strict=True
-    ):
-        start, stop = max(first, 0), min(length, capacity)
-        if 0 <= row < num_rows and stop > start:
-            positions = torch.arange(start, stop, device=batch.slot_table.device)
-            pages = batch.slot_table[row, positions // batch.page_size].to(torch.int64)
-            used.append(pages * batch.page_size + positions % batch.page_size)
-    if not used:
-        return torch.empty(0, dtype=torch.int64, device=batch.slot_table.device)
-    return torch.cat(used).unique()  # type: ignore[no-any-return, no-untyped-call]

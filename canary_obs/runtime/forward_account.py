@@ -62,6 +62,11 @@ class ForwardAccount:
             if counts is not None and counts.get(name, 0) != begun[name]:
                 self._correct(name, counts.get(name, 0) - begun[name])
 
+    def expects(self, names: Iterable[str]) -> bool:
+        """Whether `begin` would find the engine's count right."""
+        counts = self._counts()
+        return counts is None or all(counts.get(name, 0) == self._begun[name] + 1 for name in names)
+
     def before_hit(self, name: str) -> None:
         """Records of this group are about to be compared for a forward that is counted, and not begun."""
         counts = self._counts()

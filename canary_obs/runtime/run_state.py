@@ -17,6 +17,7 @@ class RunState:
     step_seconds: float = 0.0  # engine time between the ends of consecutive steps, summed
     armed: bool = False  # False = hooks do nothing
     paused: bool = False  # True = no sweeps and no patrol
+    last_task: str = "none"  # that a step ran, on a GPU
     ready_at: float = 0.0  # time.monotonic() of mark_ready
     last_step_end: float | None = None  # time.monotonic(); None = no step since the engine was idle
     long_step_seconds: float = 0.0  # of the last step that took over LONG_STEP_SECONDS

@@ -55,7 +55,6 @@ class StepScheduler:
         self._stream = CURRENT_STREAM  # of the launches of this step
         self._untasked = 0.0  # seconds of steps since a task ran
         self._hook = "pump"  # overhead label of the running task
-        self.last_task = "none"  # name of the last task
         fetch = _Task("fetch", ObserverPart.COUNTERS, workers.counter_reader.fetch)
         process = _Task("process", ObserverPart.COUNTERS, self._process_copy)
         snapshot = _Task("snapshot", ObserverPart.SNAPSHOT, self._snapshot_or_patrol)
@@ -99,7 +98,7 @@ class StepScheduler:
             return
         self._untasked = 0.0
         for _ in range(min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)):
-            self.last_task, part, run_task = next(self._cycle)
+            run.last_task, part, run_task = next(self._cycle)
             self._hook = "pump"
             try:  # not by `guard`: every step pays for each call
                 run_task()

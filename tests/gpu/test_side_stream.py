@@ -72,6 +72,8 @@ def test_checks_in_line_and_aside_see_what_their_step_wrote() -> None:
         if waits:
             torch.cuda.synchronize()
         chosen.begin_step(few_tokens=True)
+        if chosen.join_due:
+            chosen.join()
         slots.fill_(number + 1)
         with chosen.entered():
             in_line.append(torch.cuda.current_stream(DEVICE) == own)

@@ -26,7 +26,7 @@ from canary_kernels.layout import (
 )
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import write_identities
-from canary_obs.runtime.forward import prefix_slots
+from canary_obs.runtime.prefix_slots import prefix_slots
 from tests.kernels import pools
 from tests.kernels.scenes import device_of
 from tests.kernels.test_limits import forward

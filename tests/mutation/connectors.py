@@ -133,9 +133,9 @@ STREAM = mutants(
         " = few_tokens",
         _STREAM + "test_they_run_aside_again_once_it_is_busy",
     ),
-    ("        self._join_due = True\n", "", _STREAM + "test_a_long_forward_is_checked_aside"),
+    ("        self.join_due = True\n", "", _STREAM + "test_a_long_forward_is_checked_aside"),
     (
-        "            self._join_due = False\n",
+        "        self.join_due = False\n",
         "",
         _STREAM + "test_a_second_entry_of_a_step_is_joined_by_the_next",
     ),

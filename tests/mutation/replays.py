@@ -13,6 +13,12 @@ _MAY = _TESTS + "test_what_computes_as_many_and_few_tokens_of_each_request_may_r
 _CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
 _START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
 _AGAIN = "tests/kernels/test_forward_start.py::test_known_tokens_are_taken_anew_without_the_rows"
+_EARLY = "tests/runtime/test_early_comparison.py::"
+_AS_EARLY = _EARLY + "test_records_and_findings_are_the_same"
+_FLIP_EARLY = _EARLY + "test_a_flip_is_found_by_the_early_comparison_with_its_forwards_number"
+_OTHER_VIEW = _EARLY + "test_not_for_another_view_nor_while_one_is_under_way"
+_OTHER_RECORDS = _EARLY + "test_not_after_anything_else_that_concerns_records"
+_MISSED = _EARLY + "test_not_where_a_forward_was_missed"
 _KEPT = _TESTS + "test_as_many_batches_are_kept_as_said"
 
 ALL = (
@@ -51,21 +57,66 @@ ALL = (
     *mutants(
         "canary_obs/runtime/forward.py",
         ("            self.head(self._owing)\n", "            pass\n", _SAME),
-        ("                state.clock_is_set()\n", "                pass\n", _SAME),
+        (
+            "                last.launch()\n                state.clock_is_set()\n",
+            "                last.launch()\n",
+            _SAME,
+        ),
         ("                view.launches.due = False\n", "                pass\n", _SAME),
-        ("        launches.head()\n", "        pass\n", _SAME),
         ("long=not may_repeat(view)", "long=False", _LONG),
-        ("Repeated(view, shown, may_repeat(view))", "Repeated(view, shown, True)", _MAY),
-        ("Repeated(view, self._batches, may_repeat(view))", "Repeated(view, self._batches, True)", _MAY),
+        ("renew(view, shown, may=may_repeat(view))", "renew(view, shown, may=True)", _MAY),
+        ("renew(view, self._batches, may=may_repeat(view))", "renew(view, self._batches, may=True)", _MAY),
+        (
+            "                self._clock_late = False\n                state.clock_is_set()\n",
+            "                pass\n",
+            _EARLY + "test_an_announcement_between_head_and_tail_finds_the_clock_set",
+        ),
+        ("self._start_late if late else None", "None", _AS_EARLY),
+        ("            self._start_late()\n", "", _AS_EARLY),
+        ("self._clock_late = self._state.advance(step)", "self._state.advance(step)", _AS_EARLY),
+        ("            self._launched.compared += 1\n", "            pass\n", _FLIP_EARLY),
+        ("view is not self._batched or view", "view", _OTHER_VIEW),
+        (
+            "(state.now, state.adoptions.others) != self._began",
+            "state.now != self._began[0]",
+            _OTHER_RECORDS,
+        ),
+        (
+            "(state.now, state.adoptions.others) != self._began",
+            "state.adoptions.others != self._began[1]",
+            _OTHER_RECORDS,
+        ),
+        ("not others and self._account.expects(view.groups)", "not others", _MISSED),
         ("last.view is not view or last.parts is not shown", "last.parts is not shown", _TURNS),
         ("last.view is not view or last.parts is not self._batches", "last.launch is None", _TURNS),
         (" and (tokens == requests or tokens % requests == 0)", "", _MAY),
         ("tokens <= FEW_TOKENS * requests and ", "", _MAY),
-        ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
         (
             "                runs[layout.Phase.HEAD] += 1\n",
             "",
             _TESTS + "test_a_forward_that_fails_leaves_no_launch_behind",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/counter_reader.py",
+        ("self._adoptions.others += self.delayed", "pass", _OTHER_RECORDS),
+    ),
+    *mutants(
+        "canary_obs/runtime/launched_checks.py",
+        ("        launches.head()\n", "        pass\n", _SAME),
+        ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
+    ),
+    *mutants(
+        "canary_obs/runtime/early_comparison.py",
+        ("self._clock.fill_(self._state.now)", "self._clock.fill_(0)", _FLIP_EARLY),
+    ),
+    *mutants(
+        "canary_obs/runtime/canary.py",
+        ("not (self._depth or self.injector) and", "not self.injector and", _OTHER_VIEW),
+        (
+            "not (self._depth or self.injector) and",
+            "not self._depth and",
+            _EARLY + "test_not_while_faults_are_injected",
         ),
     ),
     *mutants(

@@ -466,30 +466,86 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/stream_hooks.py",
         (
-            "            side_stream.join()\n            view =",
-            "            view =",
+            "            if self._chosen.join_due:\n                self._chosen.join()\n            view",
+            "            view",
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),
         (
-            "                side_stream.wait_launched()\n",
+            "                side.wait_launched()\n",
             "",
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),
         (
-            "self._kept[1], view",
-            "None, view",
+            "= view is last, (last, view)",
+            "= view is last, (None, view)",
             _STREAMS + "test_the_tensors_of_a_view_outlive_the_next_one",
         ),
         (
-            "view is self._kept[1],",
-            "view is not None,",
+            "self._kept = self._kept[1], view",
+            "self._kept = None, view",
+            _STREAMS + "test_the_tensors_of_a_view_outlive_the_next_one",
+        ),
+        (
+            "= view is last, (last, view)",
+            "= last is not None, (last, view)",
             _STREAMS + "test_a_batch_that_repeats_is_checked_after_its_forward",
         ),
         (
-            "with side_stream.after_all:  #",
+            "with self._streams.side.after_all:  #",
             "if True:  #",
             _STREAMS + "test_a_view_that_cannot_be_built_stays_the_canarys_affair",
         ),
+        (
+            "self._aside > 1",
+            "self._aside",
+            _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
+        ),
+        (
+            "            and self._entries == self._streams.side.entries\n",
+            "",
+            _STREAMS + "test_not_where_records_may_still_change",
+        ),
+        (
+            "            and self._device_views.repeats(batch, self._requests)\n",
+            "",
+            _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
+        ),
+        (
+            "result, self._aside = run(), 0",
+            "result = run()",
+            _STREAMS + "test_not_after_a_forward_that_nobody_saw",
+        ),
+        (
+            "        early.join()\n",
+            "",
+            _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
+        ),
+        (
+            "            early.kept()\n",
+            "",
+            _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
+        ),
+        (
+            'guarded(observer, "step_view", views.keep_late)',
+            "None",
+            _STREAMS + "test_an_early_forward_that_raises_keeps_its_values_first",
+        ),
+        (
+            "                observer.forward_failed(view)\n            early.kept()\n",
+            "            early.kept()\n",
+            _STREAMS + "test_values_that_could_not_be_kept_are_a_fault",
+        ),
+        (
+            "forward.on_stream if self._chosen.in_line else",
+            "",
+            _STREAMS + "test_a_device_that_waits_has_its_decodes_checked_in_line",
+        ),
+        (
+            "few_tokens=mode.is_decode()",
+            "few_tokens=True",
+            _STREAMS + "test_a_device_that_waits_has_its_decodes_checked_in_line",
+        ),
+        ("        self._streams.forward.join()\n", "", _STREAMS + "test_idle_work_follows_the_checks"),
     ),
     *mutants(
         "canary_obs/engines/sglang/device_views.py",

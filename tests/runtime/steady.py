@@ -94,7 +94,7 @@ class Steady:
         self.canary.mark_ready()
         self.pages = SLOTS // PAGE // requests
         self.names = [f"request-{number}" for number in range(requests)]
-        self.length = 0
+        self.length = self.compared_early = 0
         self._table = torch.arange(requests * self.pages, device=device).view(requests, self.pages)
         self._chains = np.full(requests, CHAIN_ANCHOR, dtype=np.uint64)
         self.lens, self.ids, self.positions, self.slots, self._digests = (
@@ -127,26 +127,32 @@ class Steady:
         self.inputs.set_batch(self.names, self._lists, ends, np.ones(count, dtype=np.int64))
         self.view.launches.due = True
 
-    def step(self, *, between: Any = None, fed: int = 0, lost: bool = False) -> None:
+    def step(self, *, between: Any = None, fed: int = 0, lost: bool = False, early: bool = False) -> None:
         """`between`: called between head and tail. `fed`: bits by which the first input id is wrong.
 
-        `lost`: nothing is written.
+        `lost`: nothing is written. `early`: where it may be, what is overwritten is compared before the view
+        has its values.
         """
         canary, count, place = self.canary, len(self.names), self.length
         tokens = self._random.integers(0, 1 << 20, count)
         given = tokens.copy()
         given[0] ^= fed
         slots = self._table[:, place // PAGE].cpu() * PAGE + place % PAGE
+        self.adapter.counted["full"] += 1
+        self.adapter.scheduled += count
+        early = early and canary.may_compare_early(self.view)
+        if early:
+            canary.before_write(self.view, slots.to(self.device))
+            self.compared_early += 1
         self._show(self.ids, given)
         self._show(self.slots, slots.numpy())
         self._show(self._digests, self._chains.view(np.int64))
         self.lens.fill_(place)
         self.positions.fill_(place)
-        self.adapter.counted["full"] += 1
-        self.adapter.scheduled += count
         if self.known is not None:
             self._send(tokens, place)
-        canary.before_write(self.view)
+        if not early:
+            canary.before_write(self.view)
         if not lost:
             written = self._random.integers(-(1 << 31), 1 << 31, (LAYERS, 2, count, 1, WORDS))
             self.memory[:, :, slots] = torch.from_numpy(written).int().to(self.device)

@@ -34,7 +34,13 @@ def repeat(engine: Steady, more: int) -> replays.Replays:
 
 
 def run(
-    events: list[str], *, replaying: bool, backend: str, device: str = "cpu", **shown: Any
+    events: list[str],
+    *,
+    replaying: bool,
+    backend: str,
+    device: str = "cpu",
+    early: bool = False,
+    **shown: Any,
 ) -> tuple[Any, int]:
     """What is found, and how many forwards were replayed."""
     engine = Steady(3, device, backend=backend, **shown)
@@ -55,7 +61,10 @@ def run(
             engine.canary.invalidated("full", slots[:1])
 
         engine.step(
-            between=forget if event == "invalidated" else None, fed=int(event == "fed"), lost=event == "lost"
+            between=forget if event == "invalidated" else None,
+            fed=int(event == "fed"),
+            lost=event == "lost",
+            early=early,
         )
     found, kept = engine.found(), engine.canary.checks.replays
     engine.close()

@@ -33,10 +33,11 @@ from canary_obs.engines.sglang.speculation import Speculation, draft_runners, dr
 from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
-from canary_obs.engines.sglang.stream_hooks import StreamHooks
+from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
 from canary_obs.engines.sglang.tried_pairs import ROLES, untried_pair
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
+from canary_obs.engines.toolkit.early_stream import EarlyStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
@@ -194,7 +195,9 @@ class SglangAdapter(EngineAdapter):
         """Set attributes of the instances, and look whether the engine will find them."""
         if self._concurrent:
             forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
-            streams = forward, side, self._scheduler_stream
+            early = EarlyStream(self._device, self._scheduler_stream, (forward, side))
+            streams = Streams(forward, side, self._scheduler_stream, early)
+            assert isinstance(self._views, DeviceViews)
             hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
         else:
             speculation = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from canary_obs.errors import UnsupportedEngine
 
 _WIDTH = 512  # tables are copied in multiples of so many slots
 _MOST_TABLES = 4096
+_HELD = 3  # forwards: the one under way, the next one, and one more
 
 _Longs = NDArray[np.int64]
 
@@ -61,21 +63,29 @@ class DeviceViews(BatchViews):
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[int, _Columns] = {}  # by requests
         self._decoding: StepView | None = None  # the last one
+        self._late: tuple[DecodeStep, Known] | None = None  # for `keep_late`
+        # Of the last ones: SGLang may let go of what the device still has to copy.
+        self._held = deque[DecodeStep](maxlen=_HELD)
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         if self._backend is Backend.TRITON:
             self._compile()
 
-    def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
+    def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
+        """Whether the batch decodes the requests of the last view, which then shows this one, too."""
+        return self._decoding is not None and batch.forward_mode.is_decode() and self._names[0] == requests
+
+    def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
         """The view of a forward batch of these requests; on the stream that runs the forward.
 
+        `late`: it `repeats` the last one, whose tensors have its values once `keep_late` was called.
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
         columns = self._columns.get(count) or self._make_columns(count)
         known, self._known = self._known, False
         if batch.forward_mode.is_decode():
-            self._keep(batch, requests, count, known=known)
+            self._keep(batch, requests, count, known=known, late=late)
             view = self._decoding
             if view is None or view.request_ids is not names:  # else it has the same tensors
                 view = self._decoding = self._view_of(
@@ -89,7 +99,20 @@ class DeviceViews(BatchViews):
         self._known = True
         return view
 
-    def _keep(self, batch: Any, requests: Sequence[Any], count: int, *, known: bool) -> None:
+    @property
+    def late_slots(self) -> Tensor:
+        """int64 [n], of the engine: new slots of the batch whose view was built last, with `late`."""
+        assert self._late is not None
+        return self._late[0].out_slots
+
+    def keep_late(self) -> None:
+        """Launch what `build` left out; nothing if it left out nothing, or that was launched."""
+        if self._late is not None:
+            (step, given), self._late = self._late, None
+            self._held.append(step)
+            keep_decode(self._backend, self._memory, step, given)
+
+    def _keep(self, batch: Any, requests: Sequence[Any], count: int, *, known: bool, late: bool) -> None:
         """One launch. What it reads of the batch, but for the tokens, is not the positions' to say."""
         lens, (staging, values) = batch.seq_lens_cpu, next(self._staging)
         tokens = self._chains.next_tokens(requests, lens.tolist()) if known else None
@@ -103,7 +126,9 @@ class DeviceViews(BatchViews):
             self._table, batch.req_pool_indices, batch.seq_lens, batch.input_ids, batch.positions,
             batch.out_cache_loc, staging,
         )  # fmt: skip
-        keep_decode(self._backend, self._memory, step, given)
+        self._late = (step, given) if late else None
+        if not late:
+            keep_decode(self._backend, self._memory, step, given)
 
     def _copy(self, batch: Any, requests: Sequence[Any], count: int, columns: _Columns) -> None:
         """`_keep` of a batch that extends; what the batch owns is not copied."""

@@ -2,58 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
-from canary_obs.engines.sglang.step_hooks import StepHooks, ViewSource
+from canary_obs.engines.sglang.built_view import built_view
+from canary_obs.engines.sglang.step_hooks import StepHooks
+from canary_obs.engines.toolkit.check_stream import CheckStream
+from canary_obs.engines.toolkit.early_stream import EarlyStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.side_stream import SideStream
 
 
+class Streams(NamedTuple):
+    """Streams of one engine."""
+
+    forward: ForwardStream
+    side: SideStream
+    scheduler: ForwardStream
+    early: EarlyStream
+
+
+class RepeatingViews(Protocol):
+    """Builds the view of a forward; batches that decode the same requests have the same view."""
+
+    def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
+        """Whether the batch has the last view."""
+
+    def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
+        """Of a forward batch and the scheduler's requests in it; `late`: values follow with `keep_late`."""
+
+    @property
+    def late_slots(self) -> Tensor:
+        """Where the forward of the view that was built with `late` will write."""
+
+    def keep_late(self) -> None:
+        """Give the view's tensors the values of its batch, unless they have them."""
+
+
 class StreamHooks(StepHooks):
-    """Checks next to the forward, on a stream of their own:
+    """Checks next to the forward, in one of three ways:
 
-        forward is called           join the side stream; before_write, on the forward's stream
-        forward returns             forward_launched and after_forward, on the side stream
-        run_batch returns           after_step, on the side stream
+        aside    join the side stream; before_write, on the forward's stream; the forward; then, on the side
+                 stream, forward_launched and after_forward
+        in line  all of it on the forward's stream: a device that waits for its host has the time, and the
+                 host needs less of it (CheckStream)
+        early    before_write on the early stream, while the forward before still runs; the rest as aside. No
+                 kernel of the canary comes between two forwards then. Of batches that repeat the last one
 
-    SGLang's forward is launched by then, not ended: a captured graph in a decode. What is launched next joins
-    the side stream before it changes anything read there; idle work runs on the scheduler's stream. Of a view
-    like the last one, which is soon launched as one (`Replays`), both checks wait for the forward.
+    SGLang's forward is launched when it returns, not ended: a captured graph in a decode. What is launched
+    next joins the side stream before it changes anything read there. Of a view like the last one, which is
+    soon launched as one (`Replays`), both checks wait for the forward. after_step and idle work follow them.
     """
 
-    def __init__(
-        self,
-        scheduler: Any,
-        views: ViewSource,
-        observer: Observer,
-        streams: tuple[ForwardStream, SideStream, ForwardStream],
-    ) -> None:
-        """`streams`: of the forwards, of the checks, of the scheduler."""
+    def __init__(self, scheduler: Any, views: RepeatingViews, observer: Observer, streams: Streams) -> None:
         super().__init__(scheduler, views, observer)
-        self._forward_stream, self._side_stream, self._scheduler_stream = streams
+        self._device_views, self._streams = views, streams
+        self._chosen = CheckStream(streams.forward, streams.side)
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
         self._kept: tuple[StepView | None, StepView | None] = (None, None)
+        self._first = True  # nothing was compared early so far
+        self._aside = 0  # forwards in a row whose checks are on the side stream
+        self._entries = 0  # of the side stream, after the last of them
 
     @property
     def under_way(self) -> bool:
         """Whether a batch is under way, on the host or on the device."""
-        return self.launching or self._forward_stream.busy
+        return self.launching or self._streams.forward.busy
 
     def stop(self) -> None:
         """What follows on the scheduler's stream waits for the checks."""
-        self._side_stream.join()
+        self._streams.side.join()
+        self._streams.forward.join()
 
     def end_step(self) -> None:
-        """The batch was launched. The side stream waits for its forward already."""
-        self._observer.after_step(self._side_stream.unordered)
+        """The batch was launched. Either stream waits for its forward already."""
+        forward, side = self._streams.forward, self._streams.side
+        self._observer.after_step(forward.on_stream if self._chosen.in_line else side.unordered)
 
     def idle(self) -> bool:
-        """Work after everything on the side stream."""
-        self._side_stream.join()
+        """Work after everything on the side stream and that of the forwards."""
+        self.stop()
         return self._observer.idle()
 
     def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,44 +96,126 @@ class StreamHooks(StepHooks):
         run_shown = super().around_run_batch(original)
 
         def run_batch(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self._scheduler_stream.remember()
+            self._streams.scheduler.remember()
             return run_shown(batch, *args, **kwargs)
 
         return run_batch
 
     def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the model runner's `forward`."""
-        observer, side_stream = self._observer, self._side_stream
 
-        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if forward_batch.forward_mode.is_idle():
-                return original(forward_batch, *args, **kwargs)
-            self._forward_stream.remember()
-            side_stream.join()
-            view = self._view(forward_batch)
+        def forward(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            mode, last = batch.forward_mode, self._kept[1]
+            if mode.is_idle():
+                return original(batch, *args, **kwargs)
+            self._streams.forward.remember()
+            self._chosen.begin_step(few_tokens=mode.is_decode())
+            run = partial(original, batch, *args, **kwargs)
+            if last is not None and self._may_be_early(batch, last):
+                return self._early(batch, run)
+            if self._chosen.join_due:
+                self._chosen.join()
+            view = self._view(batch)
             if view is None:
-                result = original(forward_batch, *args, **kwargs)
-                with side_stream.after_all:  # a baseline of any slot must not precede what it writes
-                    return result
-            repeated, self._kept = view is self._kept[1], (self._kept[1], view)
-            observer.before_write(view)
-            if not repeated:
-                side_stream.mark()
-            try:
-                result = original(forward_batch, *args, **kwargs)
-            except BaseException:
-                observer.forward_failed(view)
-                raise
-            if repeated:
-                with side_stream.after_all:
-                    observer.forward_launched(view)
-                    observer.after_forward(view)
-                return result
-            side_stream.launched()
-            with side_stream.after_mark:
-                observer.forward_launched(view)
-                side_stream.wait_launched()
-                observer.after_forward(view)
-            return result
+                return self._unseen(run)
+            repeated, self._kept = view is last, (last, view)
+            self._observer.before_write(view)
+            if self._chosen.in_line:
+                return self._in_line(view, run)
+            return self._next_to(view, run, repeated=repeated)
 
         return forward
+
+    def _may_be_early(self, batch: Any, last: StepView) -> bool:
+        # The bytes are those of slots that neither the forward under way nor anything after it writes: it has
+        # the same requests, so none of theirs came free since.
+        return (
+            not self._chosen.in_line
+            and self._aside > 1
+            and self._entries == self._streams.side.entries
+            and self._device_views.repeats(batch, self._requests)
+            and bool(guarded(self._observer, "step_view", self._observer.may_compare_early, last))
+        )
+
+    def _early(self, batch: Any, run: Callable[[], Any]) -> Any:
+        views, observer, (_, side, _, early) = self._device_views, self._observer, self._streams
+        view = built_view(partial(views.build, batch, self._requests, late=True), observer)
+        if view is None:
+            self._chosen.join()
+            return self._unseen(run)
+        self._kept = self._kept[1], view
+        if self._first:
+            self._first = False
+            early.keep_apart()
+        with early:
+            observer.before_write(view, views.late_slots)
+        early.join()
+        side.mark()
+        try:
+            result = run()
+        except BaseException:
+            self._chosen.join()
+            self._aside = 0
+            guarded(observer, "step_view", views.keep_late)
+            observer.forward_failed(view)
+            raise
+        side.launched()
+        with side.after_mark:
+            try:
+                views.keep_late()
+            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+                observer.fault("step_view", error)
+                observer.forward_failed(view)
+            early.kept()
+            observer.forward_launched(view)
+            side.wait_launched()
+            observer.after_forward(view)
+            early.checked()
+        self._noted_aside()
+        return result
+
+    def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
+        self._aside = 0
+        result = self._run(view, run)
+        self._observer.forward_launched(view)
+        self._observer.after_forward(view)
+        return result
+
+    def _next_to(self, view: StepView, run: Callable[[], Any], *, repeated: bool) -> Any:
+        observer, side, early = self._observer, self._streams.side, self._streams.early
+        if not repeated:
+            side.mark()
+        result = self._run(view, run)
+        if repeated:
+            with side.after_all:
+                observer.forward_launched(view)
+                observer.after_forward(view)
+                early.checked()
+        else:
+            side.launched()
+            with side.after_mark:
+                observer.forward_launched(view)
+                side.wait_launched()
+                observer.after_forward(view)
+                early.checked()
+        self._noted_aside()
+        return result
+
+    def _run(self, view: StepView, run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        except BaseException:
+            self._aside = 0
+            self._observer.forward_failed(view)
+            raise
+
+    def _unseen(self, run: Callable[[], Any]) -> Any:
+        result, self._aside = run(), 0
+        self._chosen.join_due = True
+        with self._streams.side.after_all:  # a baseline of any slot must not precede what it writes
+            return result
+
+    def _noted_aside(self) -> None:
+        self._chosen.join_due = True
+        self._aside += 1
+        self._entries = self._streams.side.entries

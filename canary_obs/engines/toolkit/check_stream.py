@@ -23,25 +23,27 @@ class CheckStream:
         self._forward_stream, self._side_stream = forward_stream, side_stream
         self._steps = 0  # since the last query
         self._device_waits = False  # it had nothing to do when a step began
-        self._in_line = False  # this step's checks
-        self._join_due = False
+        self.in_line = False  # this step's checks
+        self.join_due = False  # checks were launched on the side stream
 
     def begin_step(self, *, few_tokens: bool) -> None:
-        """A step begins on the engine's stream, and waits for what the side stream still does.
+        """A step begins, on the engine's stream. `few_tokens`: its forward is no longer than a decode's.
 
-        `few_tokens`: its forward is no longer than that of a decode.
+        While `join_due`, `join` follows, before anything is launched that the checks must precede.
         """
         self._steps += 1
         if self._steps >= STEPS_PER_QUERY:
             self._steps, self._device_waits = 0, not self._forward_stream.busy
-        if self._join_due:
-            self._join_due = False
-            self._side_stream.join()
-        self._in_line = self._device_waits and few_tokens
+        self.in_line = self._device_waits and few_tokens
+
+    def join(self) -> None:
+        """What the engine's stream runs next waits for what the side stream still does."""
+        self.join_due = False
+        self._side_stream.join()
 
     def entered(self) -> AbstractContextManager[None]:
         """Launches inside follow all of the engine's so far."""
-        if self._in_line:
+        if self.in_line:
             return _IN_LINE
-        self._join_due = True
+        self.join_due = True
         return self._side_stream.after_all

@@ -43,6 +43,7 @@ class SideStream:
         if enabled and device.type == "cuda":
             self._stream = torch.Stream(device)
             self._marked, self._launched, self._done = (torch.Event(device) for _ in range(3))
+        self.entries = 0  # how often something was launched on it
         self.after_all = _Entry(self, WaitFor.ALL)
         self.after_mark = _Entry(self, WaitFor.MARK)
         self.unordered = _Entry(self, WaitFor.NOTHING)
@@ -51,6 +52,11 @@ class SideStream:
     def enabled(self) -> bool:
         """Whether there is a second stream."""
         return self._stream is not None
+
+    @property
+    def stream_id(self) -> int | None:
+        """By torch; None = there is none."""
+        return None if self._stream is None else int(self._stream.stream_id)
 
     def mark(self) -> None:
         """Record this point of the current stream for `after_mark`."""
@@ -69,6 +75,7 @@ class SideStream:
 
     def enter(self, wait_for: WaitFor) -> None:
         """Make the side stream the current one."""
+        self.entries += 1
         if self._stream is None:
             return
         if wait_for is WaitFor.ALL:

@@ -174,7 +174,10 @@ class StepHooks:
                 self._arrivals_due = False
                 self.output = scheduler_output
                 most = FEW_TOKENS * len(scheduler_output.num_scheduled_tokens)
-                self._check_stream.begin_step(few_tokens=scheduler_output.total_num_scheduled_tokens <= most)
+                chosen = self._check_stream
+                chosen.begin_step(few_tokens=scheduler_output.total_num_scheduled_tokens <= most)
+                if chosen.join_due:
+                    chosen.join()
                 if self._drafts is not None:
                     self._drafts.fail(self.observer)
                 try:

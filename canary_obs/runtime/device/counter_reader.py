@@ -32,6 +32,7 @@ class CounterReader:
     ) -> None:
         """`on_copy(copy, step)` is called for each copy of the counters that `process` uses."""
         self._health, self._on_copy, self._owed = health, on_copy, state.owed
+        self.delayed, self._adoptions = state.clock.is_cuda, state.adoptions  # delayed: a copy takes time
         health.add_source(state.owed, state.owed.acknowledge)
         # Half a kilobyte per group takes 2 us on the engine's stream; a side stream costs three more calls.
         self._counters = DelayedDeviceHost(state.all_counters, pipeline_rows, side_stream=False)
@@ -105,6 +106,8 @@ class CounterReader:
         if self._counters.push(step, time.monotonic()):
             self._health.expect_runs(sequence)
             self._owed.expect(sequence)
+            # It must not count what the next forward has compared by then.
+            self._adoptions.others += self.delayed
 
     def fetch(self) -> None:
         """Keep the newest copy that has arrived, for `process`."""

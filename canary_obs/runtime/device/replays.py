@@ -36,6 +36,10 @@ class Repeated:
     may: bool = False  # repeat
     launch: Launch | None = None  # what `use` has returned
 
+    def renew(self, view: object, parts: object, *, may: bool) -> None:
+        """Of another forward."""
+        self.view, self.parts, self.may, self.launch = view, parts, may, None
+
 
 class Replays:
     """What a launch reads lies where it lay when it was captured: in tensors that its parts hold."""
@@ -47,6 +51,7 @@ class Replays:
         self.captured = self.failed = self.replayed = 0  # since attach
         self.due: deque[tuple[Kept, Launch]] = deque()  # to be captured
         self.before, self.after = Repeated(), Repeated()  # launches before, and after the last forward
+        self.clocked = Repeated()  # those after it where they set the clock, too
         self._waited = 0  # forwards, for that
         self._refused = False  # capturing has failed
 

@@ -35,6 +35,7 @@ class Adoptions:
     """How often slots were adopted, in any group: each time a baseline has to be taken."""
 
     count: int = 0
+    others: int = 0  # launches, not of a forward, that change records or read counters
     baselines: Counter[int] = field(default_factory=Counter)  # launched for bytes that arrived, by group
 
 
@@ -100,6 +101,7 @@ class Group:
 
     def adopt_all(self) -> None:
         """Mark every slot as ADOPTED."""
+        self.adoptions.others += 1
         self.buffers.records.zero_()
         self.buffers.records[:, layout.IDENTITY].fill_(_ADOPTED)
         self.adoptions.count += 1
@@ -115,6 +117,7 @@ class Group:
 
     def take_baseline(self, slots: Tensor) -> None:
         """Fingerprint those of these slots (int64 [n], each once; -1 = skip) that are ADOPTED."""
+        self.adoptions.others += 1
         slots = slots.to(self.memory.device, non_blocking=True).contiguous()
         baseline_slots(self.backend, self.buffers, self.plan, slots)
         self.adoptions.baselines[self.index] += 1
@@ -130,6 +133,7 @@ class Group:
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
         """Copy records of slots (int64 [n] each; -1 = skip). Without a source a destination is ADOPTED."""
+        self.adoptions.others += 1
         self.memory.index_copy_(0, self._rows_of(destination), self.records_of(source))
 
     def records_of(self, slots: Tensor) -> Tensor:
@@ -148,9 +152,11 @@ class Group:
                 f"records are {records.dtype} {list(records.shape)} for {slots.shape[0]} slots; the rule is "
                 f"int64 [{slots.shape[0]}, {layout.RECORD_WORDS}]; send what records_of returned"
             )
+        self.adoptions.others += 1
         self.memory.index_copy_(0, self._rows_of(slots), records.to(self.memory.device, non_blocking=True))
 
     def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
+        self.adoptions.others += 1
         slots = slots.to(self.memory.device, non_blocking=True).contiguous()
         reset_slots(self.backend, self.buffers, slots, state)
 
@@ -249,6 +255,11 @@ class DeviceState:
         else:
             self._host_clock[0] = self.now
         self._clock_set = True
+
+    @property
+    def clock_set(self) -> bool:
+        """Whether the device's clock is, or with what was launched will be, at `now`."""
+        return self._clock_set
 
     def clock_is_set(self) -> None:
         """What was just launched brings the device's clock to `now`."""

@@ -36,6 +36,8 @@ class Streams:
         """What one step does on the side stream."""
         self.calls.clear()
         self.chosen.begin_step(few_tokens=few_tokens)
+        if self.chosen.join_due:
+            self.chosen.join()
         with self.chosen.entered():
             return list(self.calls)
 

@@ -9,6 +9,7 @@ import pytest
 
 from canary_obs.engines.sglang import adapter
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.traffic import prompts, storm
 
@@ -86,15 +87,33 @@ def test_a_storm(
     assert plain.answers == rig.answers
 
 
-@pytest.mark.parametrize("page", [1, 16])
+def counted(method: Any, name: str, seen: Counter[str]) -> Any:
+    """The method, whose calls are counted under its name."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        seen[name] += 1
+        return method(*given, **named)
+
+    return call
+
+
+@pytest.mark.parametrize(("page", "busy"), [(1, True), (16, True), (16, False)])
 def test_a_storm_whose_tables_are_copied(
-    make_rig: Any, seen: Counter[str], page: int, monkeypatch: pytest.MonkeyPatch
+    make_rig: Any, seen: Counter[str], page: int, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU's forwards are checked with: views of copies, and checks that follow the launch."""
+    """What a GPU's forwards are checked with: views of copies, and checks that follow the launch.
+
+    Those of a busy device's decodes are compared early, those of one that waits in line.
+    """
     monkeypatch.setattr(adapter, "concurrent", lambda device: True)
+    monkeypatch.setattr(ForwardStream, "busy", busy)
+    ways = "_early", "_in_line", "_next_to"
+    for way in ways:
+        monkeypatch.setattr(StreamHooks, way, counted(getattr(StreamHooks, way), way, seen))
     rig = make_rig(**_SMALL, page_size=page, disable_overlap_schedule=False)
     assert isinstance(rig.adapter._hooks, StreamHooks)
     rig.run(storm(rig))
+    assert [seen[way] > 40 for way in ways] == [busy, not busy, True], seen
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
     assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
