@@ -1,8 +1,8 @@
 """One engine of `canary-obs bench sglang-gpu`, in processes of its own as in production.
 
 Arguments: a JSON object with the engine's settings, and the descriptors to read requests from and to write
-answers to, a line each. A request is the JSON list [load, seed], `["flips", seed]` or `["report", 0]`; an
-answer is an object.
+answers to, a line each. A request is the JSON list [load, seed], `["flips", seed]`, `["report", 0]`, or
+`["attach", seed]` and `["detach", seed]`, after which every slot is written once; an answer is an object.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
             name, seed = json.loads(line)
             if name in LOADS:
                 answer = run_load(name, engine, loads, seed)
+            elif name in ("attach", "detach"):
+                engine.flush()
+                answer = engine.ask_scheduler(name)
+                engine.fill(settings["tokens"], loads, seed)
             else:
                 answer = engine.ask_scheduler(name, seed)
             print(json.dumps(answer), file=out, flush=True)

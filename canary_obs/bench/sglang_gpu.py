@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,10 +48,13 @@ class SglangGpuPlan:
     tokens: int  # in the pool of each engine
     rounds: int
     seed: int
+    one_engine: bool = False  # `none` is the engine of `log`, without its canary
 
 
 def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], None]) -> BenchResult:
     """Start the engines together; then each runs every load in each round, in random order.
+
+    With `one_engine` the canary is attached and detached in turn, and its pool written after that.
 
     `on_progress` receives the figures so far, marked `unfinished`, after each round. Raises EngineEnded, and
     ConfigurationError for a plan without the engines that are compared.
@@ -68,20 +71,28 @@ def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], 
         (plugin / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
         endpoint = f"ipc://{folder}/service.sock"
         opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
-        engines = {name: opened.enter_context(_engine(plan, name, folder, endpoint)) for name in plan.engines}
+        own = [name for name in plan.engines if not (plan.one_engine and name == NONE)]
+        engines = {name: opened.enter_context(_engine(plan, name, folder, endpoint)) for name in own}
         figures["engines"] = {name: engine.answer()["engine"] for name, engine in engines.items()}
+        shared = SharedEngine(engines[LOG]) if plan.one_engine else None
         for number in range(plan.rounds + 1):
-            for load in plan.names:
-                for name in draw.sample(plan.engines, len(plan.engines)):
-                    answer = engines[name].ask(load, plan.seed + number)
-                    if number:  # the first round warms up
-                        runs.add(load, name, answer)
+            for load, name in _order(plan, draw):
+                if shared is not None and name in (NONE, LOG):
+                    shared.have(attached=name == LOG, seed=plan.seed + number)
+                answer = engines[LOG if plan.one_engine and name == NONE else name].ask(
+                    load, plan.seed + number
+                )
+                if number:  # the first round warms up
+                    runs.add(load, name, answer)
             if number:
                 figures |= runs.figures()
                 on_progress(figures | {"unfinished": f"{number} of {plan.rounds} rounds, nothing checked"})
+        if shared is not None:
+            shared.have(attached=True, seed=plan.seed)
         canary = figures["canary"] = engines[LOG].ask("report", 0)
         protected = canary["protected"]
         flips = figures["flips"] = engines[LOG].ask("flips", plan.seed) if protected else {}
+        reports = figures["reports"] = [] if shared is None else shared.reports
     return BenchResult(
         bench="sglang-gpu",
         title="Loads of an SGLang with the canary at its defaults, with SGLang's own canary, and without",
@@ -89,9 +100,9 @@ def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], 
         figures=figures,
         faults={
             "not_protected": not protected and canary["refusal"],
-            "violations": protected and canary["violations"],
-            "observer_faults": protected and canary["observer_faults"],
-            "not_ok": canary["state"] if protected and canary["state"] != ["ok"] else [],
+            "violations": protected and sum(each["violations"] for each in (canary, *reports)),
+            "observer_faults": protected and sum(each["observer_faults"] for each in (canary, *reports)),
+            "not_ok": [each["state"] for each in (canary, *reports) if protected and each["state"] != ["ok"]],
             "flips": protected
             and (flips["slot_named"] != flips["flips"] or flips["other_violations"])
             and flips,
@@ -110,6 +121,32 @@ def _check(plan: SglangGpuPlan) -> None:
                 "bench sglang-gpu", ", ".join(given), f"known are {', '.join(known)}",
                 f"Name some of them{f', {NONE} and {LOG} among them' if needed else ''}.",
             )  # fmt: skip
+
+
+def _order(plan: SglangGpuPlan, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Loads and engines of a round. Attaching takes longer than a load: one engine runs all of them then."""
+    if plan.one_engine:
+        for name in draw.sample(plan.engines, len(plan.engines)):
+            yield from ((load, name) for load in plan.names)
+        return
+    for load in plan.names:
+        yield from ((load, name) for name in draw.sample(plan.engines, len(plan.engines)))
+
+
+class SharedEngine:
+    """An engine that has its canary in turn; each that is detached says what it found."""
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine, self._attached = engine, True
+        self.reports: list[Answer] = []
+
+    def have(self, *, attached: bool, seed: int) -> None:
+        """From now on the canary is attached, or is not; its pool was written since."""
+        if attached is not self._attached:
+            self._attached = attached
+            if not attached:
+                self.reports.append(self._engine.ask("report", 0))
+            self._engine.ask("attach" if attached else "detach", seed)
 
 
 class _Runs:

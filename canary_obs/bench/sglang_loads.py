@@ -41,6 +41,15 @@ class SglangEngine:
         """End the engine's processes."""
         self._engine.shutdown()
 
+    def flush(self) -> None:
+        """Empty its prefix cache."""
+        self._engine.flush_cache()
+
+    def fill(self, tokens: int, plan: SglangLoads, seed: int) -> None:
+        """Write every slot of a pool of so many, as in an engine that has run for a while."""
+        length = min(plan.context, plan.prefill)
+        self.generate(self.prompts(random.Random(seed), [length] * -(-tokens // length)), 1)
+
     def prompts(self, draw: random.Random, lengths: list[int]) -> list[list[int]]:
         """Token ids."""
         return [[draw.randrange(_FIRST_TOKEN, self._vocabulary) for _ in range(length)] for length in lengths]

@@ -20,7 +20,11 @@ from canary_obs.bench.launch_speed import launch_as_alone
 from canary_obs.bench.sglang_flips import flip_everywhere
 from canary_obs.bench.shared_core import take_core
 from canary_obs.engines.sglang.plugin import register as register_canary
-from canary_obs.engines.sglang.scheduler_canary import canary_of
+from canary_obs.engines.sglang.scheduler_canary import (
+    attach_to_scheduler,
+    canary_of,
+    detach_from_scheduler,
+)
 from canary_obs.records import StartSweep
 from canary_obs.runtime.canary import CanaryRuntime
 
@@ -88,6 +92,12 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
         if what == "resume":
             launch_as_alone()
             take_core(seed)
+    elif what == "detach":
+        detach_from_scheduler(scheduler)
+        answer = {}
+    elif what == "attach":
+        attach_to_scheduler(scheduler, f"bench {os.getpid()}")
+        answer = _report(canary_of(scheduler))
     elif what == "facts":
         answer = _facts(scheduler)
     elif what == "flips":

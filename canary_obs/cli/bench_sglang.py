@@ -24,6 +24,10 @@ def sglang_gpu(
     prefills: Annotated[int, typer.Option(min=1, help="Prefills per round.")] = 4,
     mixed: Annotated[int, typer.Option(min=1, help="Requests of the mixed load.")] = 128,
     tokens: Annotated[int | None, typer.Option(min=64, help="Tokens in the pool of each engine.")] = None,
+    one_engine: Annotated[
+        bool,
+        typer.Option(help="none is the engine of log, attached and detached in turn: equal in all else."),
+    ] = False,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in which every engine runs every load.")] = 4,
     seed: Seed = 1,
     output: Output = None,
@@ -43,6 +47,7 @@ def sglang_gpu(
     plan = SglangGpuPlan(
         shape=shape, engines=tuple(engine or (NONE, LOG)), loads=loads, names=tuple(load or LOADS),
         tokens=tokens or requests * (context + steps + 64) + prefill, rounds=rounds, seed=seed,
+        one_engine=one_engine,
     )  # fmt: skip
     # Written after each round: a borrowed machine may be reclaimed before the end.
     result = run_sglang_gpu(plan, on_progress=lambda figures: write_json(output, figures))

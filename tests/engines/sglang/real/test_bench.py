@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,10 @@ _OPTIONS = (
 _LOADS = {"decode", "few", "single", "prefill", "mixed", "sweep"}
 
 
-@pytest.mark.nightly
-def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
-    """A tiny model on a CPU misses most goals, and then the bench ends with 1."""
+def measured(tmp_path: Path, options: str) -> dict[str, Any]:
+    """Figures of the bench; a tiny model on a CPU misses most goals, and then it ends with 1."""
     output = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "canary_obs", "bench", "sglang-gpu", *_OPTIONS.split()]
+    command = [sys.executable, "-m", "canary_obs", "bench", "sglang-gpu", *_OPTIONS.split(), *options.split()]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY_")}
     done = subprocess.run(
         [*command, "--output", str(output)], cwd=ROOT, env=variables | environment(tmp_path, {}),
@@ -33,6 +33,26 @@ def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
     figures = json.loads(output.read_text("utf-8"))
     assert figures["unsound"] == {}
     assert "unfinished" not in figures
+    return dict(figures)
+
+
+@pytest.mark.nightly
+def test_with_and_without_in_one_engine(tmp_path: Path) -> None:
+    figures = measured(tmp_path, "--one-engine --load decode --load single")
+    assert set(figures["engines"]) == {"log"}
+    assert len(figures["reports"]) == 3  # one for each round, and the first
+    for report in (*figures["reports"], figures["canary"]):
+        assert (report["violations"], report["observer_faults"], report["state"]) == (0, 0, ["ok"])
+    # What the loads have written over had records.
+    assert all(report["hashed"]["head"] > 64 for report in figures["reports"][1:])
+    for load in figures["loads"].values():
+        assert [len(load["answers"][name]) for name in ("none", "log")] == [2, 2]
+        assert load["host_us"]["head"]["p50"] > 0
+
+
+@pytest.mark.nightly
+def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
+    figures = measured(tmp_path, "")
     assert figures["flips"] == {"flips": 2 * 3, "slot_named": 2 * 3, "other_violations": 0}
     assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
     assert {name: engine["protected"] for name, engine in figures["engines"].items()} == {
