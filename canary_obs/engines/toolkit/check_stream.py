@@ -32,9 +32,13 @@ class CheckStream:
         While `join_due`, `join` follows, before anything is launched that the checks must precede.
         """
         self._steps += 1
+        if not few_tokens:
+            self._steps = STEPS_PER_QUERY  # what follows a long forward asks anew
+            self.in_line = False
+            return
         if self._steps >= STEPS_PER_QUERY:
             self._steps, self._device_waits = 0, not self._forward_stream.busy
-        self.in_line = self._device_waits and few_tokens
+        self.in_line = self._device_waits
 
     def join(self) -> None:
         """What the engine's stream runs next waits for what the side stream still does."""

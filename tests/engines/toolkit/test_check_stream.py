@@ -74,6 +74,19 @@ def test_a_long_forward_is_checked_aside(before: str) -> None:
     assert streams.step() == (["join", "aside"] if before == "aside" else ["join"])
 
 
+def test_what_follows_a_long_forward_asks_anew() -> None:
+    """It is still under way, as a rule."""
+    streams = Streams()
+    streams.steps_to_a_query(busy=False)
+    streams.busy = True
+    for _ in range(2):
+        streams.step(few_tokens=False)
+    asked = streams.queries
+    assert streams.step() == ["join", "aside"]
+    streams.step()
+    assert streams.queries == asked + 1
+
+
 def test_a_second_entry_of_a_step_is_joined_by_the_next() -> None:
     streams = Streams()
     streams.step()
