@@ -125,9 +125,9 @@ STREAM = mutants(
     ),
     ("if not few_tokens:", "if False:", _STREAM + "test_a_long_forward_is_checked_aside"),
     (
-        "            self._steps = STEPS_PER_QUERY  #",
-        "            #",
-        _STREAM + "test_what_follows_a_long_forward_asks_anew",
+        "self._steps, self._device_waits, self.in_line = STEPS_PER_QUERY - 2, False, False",
+        "self.in_line = False",
+        _STREAM + "test_the_second_step_after_a_long_forward_asks_anew",
     ),
     (
         "self.in_line = self._device_waits\n",

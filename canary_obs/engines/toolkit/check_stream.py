@@ -16,7 +16,8 @@ class CheckStream:
 
     A busy device runs checks on the side stream while it samples, and the engine waits for none of them. A
     device that waits for its host would run them in time on any stream, and two streams cost the host some
-    17 us in each step. Forwards of prompts are long: their checks are never in line.
+    17 us in each step. Forwards of prompts are long: their checks are never in line, and the second step
+    after one asks the device anew.
     """
 
     def __init__(self, forward_stream: ForwardStream, side_stream: SideStream) -> None:
@@ -33,8 +34,8 @@ class CheckStream:
         """
         self._steps += 1
         if not few_tokens:
-            self._steps = STEPS_PER_QUERY  # what follows a long forward asks anew
-            self.in_line = False
+            # The device is busy with it when the next step begins, whatever it was before.
+            self._steps, self._device_waits, self.in_line = STEPS_PER_QUERY - 2, False, False
             return
         if self._steps >= STEPS_PER_QUERY:
             self._steps, self._device_waits = 0, not self._forward_stream.busy

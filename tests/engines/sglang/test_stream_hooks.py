@@ -191,6 +191,7 @@ def test_a_device_that_waits_has_its_decodes_checked_in_line(engine: Any) -> Non
     # Prompts take long.
     assert run(engine, "a new", decodes=False) == aside("a new")
     assert engine.after[-1] != "in line"
+    assert [run(engine)[0] for _ in range(3)] == ["side join", "side join", "view"]
     engine.streams.forward.busy = True
     for _ in range(STEPS_PER_QUERY):
         run(engine)

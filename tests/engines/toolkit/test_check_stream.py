@@ -71,19 +71,20 @@ def test_a_long_forward_is_checked_aside(before: str) -> None:
     streams = Streams()
     streams.steps_to_a_query(busy=before == "aside")
     assert streams.step(few_tokens=False) == (["join", "aside"] if before == "aside" else ["aside"])
-    assert streams.step() == (["join", "aside"] if before == "aside" else ["join"])
+    assert streams.step() == ["join", "aside"]
 
 
-def test_what_follows_a_long_forward_asks_anew() -> None:
-    """It is still under way, as a rule."""
+@pytest.mark.parametrize("busy", [False, True], ids=["waits", "busy"])
+def test_the_second_step_after_a_long_forward_asks_anew(busy: bool) -> None:
     streams = Streams()
     streams.steps_to_a_query(busy=False)
-    streams.busy = True
+    streams.busy = busy
     for _ in range(2):
         streams.step(few_tokens=False)
     asked = streams.queries
-    assert streams.step() == ["join", "aside"]
-    streams.step()
+    assert streams.step() == ["join", "aside"], "the long one is still under way"
+    assert streams.queries == asked
+    assert streams.step() == (["join", "aside"] if busy else ["join"])
     assert streams.queries == asked + 1
 
 
