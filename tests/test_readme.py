@@ -118,7 +118,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
         alone(DECODE, SINGLE, *PROMPTS),
         throughputs("h200_vllm_033_load_8b_v2_dca31b32.json", "mixed"),
         throughputs("h200_vllm_033_load_small_v2.json", "decode"),
-        loads("h200_sglang_8b.json", "decode", "single", "prefill"),
+        loads("h200_sglang_8b_one_engine.json", "decode", "single", "prefill"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],
         [cpu[run][1]["numba_us"]["step"] for run in ("bench_cpu_load_9", "bench_cpu_load_9_again")],
     ]
@@ -131,7 +131,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
 
 
 def test_the_page_on_performance_begins_with_what_was_measured() -> None:
-    sglang = "h200_sglang_8b.json"
+    sglang = "h200_sglang_8b_one_engine.json"
     small = throughputs("h200_vllm_033_load_small_v2.json", "decode", "single", "mixed")
     added = [1 / (1 + value / 100) for value in loads(sglang, "decode", "single", "prefill", "mixed")]
     measured: list[list[list[float]]] = [
@@ -204,16 +204,21 @@ def test_the_figures_of_loads_on_one_core_are_those_of_the_result_files() -> Non
 def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
     table = rows(section(MEASUREMENTS, "Throughput"))
     names = "decode", "few", "single", "prefill", "mixed"
-    for file, lines in (("h200_sglang_8b.json", table[:5]), ("h200_sglang_small.json", table[6:])):
-        for cells, value in zip(lines, loads(file, *names), strict=True):
-            shown = re.sub(r"\(.*?\)", "", cells[1])
-            check_figures(shown, [abs(value)])
-            assert ("-" in shown) == (value < 0)
-        for cells, name in zip(lines, names, strict=True):
-            own = result(file)["loads"][name]["overhead"]["sglang-all"]
-            check_figures(cells[3], [100 * value for value in (own["overhead"], *own["overhead_95"])])
+    for shape, lines in (("8b", table[:5]), ("small", table[6:])):
+        one, apart = f"h200_sglang_{shape}_one_engine.json", f"h200_sglang_{shape}.json"
+        for file, column in ((one, 1), (apart, 3)):
+            for cells, value in zip(lines, loads(file, *names), strict=True):
+                shown = re.sub(r"\(.*?\)", "", cells[column])
+                check_figures(shown, [abs(value)])
+                assert ("-" in shown) == (value < 0)
+        for file, column, engine in ((one, 1, "log"), (apart, 4, "sglang-all")):
+            for cells, name in zip(lines, names, strict=True):
+                own = result(file)["loads"][name]["overhead"][engine]
+                check_figures(
+                    cells[column], [100 * value for value in (own["overhead"], *own["overhead_95"])]
+                )
     page = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "What it costs"))
-    assert [cells[1:] for cells in page] == [[cells[1], cells[3]] for cells in (*table[:5], table[6])]
+    assert [cells[1:] for cells in page] == [[cells[1], cells[4]] for cells in (*table[:5], table[6])]
 
 
 def test_the_figures_of_kernels_are_those_of_the_result_file() -> None:

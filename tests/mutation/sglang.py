@@ -496,8 +496,8 @@ ALL = (
             _STREAMS + "test_a_view_that_cannot_be_built_stays_the_canarys_affair",
         ),
         (
-            "self._aside > 1",
-            "self._aside",
+            "self._next_to_in_a_row > 1",
+            "self._next_to_in_a_row",
             _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
         ),
         (
@@ -511,7 +511,7 @@ ALL = (
             _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
         ),
         (
-            "result, self._aside = run(), 0",
+            "result, self._next_to_in_a_row = run(), 0",
             "result = run()",
             _STREAMS + "test_not_after_a_forward_that_nobody_saw",
         ),

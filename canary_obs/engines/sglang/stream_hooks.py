@@ -48,16 +48,14 @@ class RepeatingViews(Protocol):
 class StreamHooks(StepHooks):
     """Checks next to the forward, in one of three ways:
 
-        aside    join the side stream; before_write, on the forward's stream; the forward; then, on the side
-                 stream, forward_launched and after_forward
-        in line  all of it on the forward's stream: a device that waits for its host has the time, and the
-                 host needs less of it (CheckStream)
-        early    before_write on the early stream, while the forward before still runs; the rest as aside. No
-                 kernel of the canary comes between two forwards then. Of batches that repeat the last one
+        next to   join the side stream; before_write, on the forward's stream; the forward; then, on the side
+                  stream, forward_launched and after_forward
+        in line   all of it on the forward's stream, where the device waits for its host (CheckStream)
+        early     before_write on the early stream, while the forward before still runs, so that nothing comes
+                  between the two; the rest as next to it. Of batches that repeat the last one
 
-    SGLang's forward is launched when it returns, not ended: a captured graph in a decode. What is launched
-    next joins the side stream before it changes anything read there. Of a view like the last one, which is
-    soon launched as one (`Replays`), both checks wait for the forward. after_step and idle work follow them.
+    What follows a forward, which is launched when it returns and not ended, joins the side stream before it
+    changes anything read there. after_step and idle work follow the checks.
     """
 
     def __init__(self, scheduler: Any, views: RepeatingViews, observer: Observer, streams: Streams) -> None:
@@ -68,7 +66,7 @@ class StreamHooks(StepHooks):
         # next one they are over.
         self._kept: tuple[StepView | None, StepView | None] = (None, None)
         self._first = True  # nothing was compared early so far
-        self._aside = 0  # forwards in a row whose checks are on the side stream
+        self._next_to_in_a_row = 0  # forwards in a row whose checks are on the side stream
         self._entries = 0  # of the side stream, after the last of them
 
     @property
@@ -131,7 +129,7 @@ class StreamHooks(StepHooks):
         # the same requests, so none of theirs came free since.
         return (
             not self._chosen.in_line
-            and self._aside > 1
+            and self._next_to_in_a_row > 1
             and self._entries == self._streams.side.entries
             and self._device_views.repeats(batch, self._requests)
             and bool(guarded(self._observer, "step_view", self._observer.may_compare_early, last))
@@ -155,7 +153,7 @@ class StreamHooks(StepHooks):
             result = run()
         except BaseException:
             self._chosen.join()
-            self._aside = 0
+            self._next_to_in_a_row = 0
             guarded(observer, "step_view", views.keep_late)
             observer.forward_failed(view)
             raise
@@ -171,11 +169,11 @@ class StreamHooks(StepHooks):
             side.wait_launched()
             observer.after_forward(view)
             early.checked()
-        self._noted_aside()
+        self._count_next_to()
         return result
 
     def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
-        self._aside = 0
+        self._next_to_in_a_row = 0
         result = self._run(view, run)
         self._observer.forward_launched(view)
         self._observer.after_forward(view)
@@ -186,7 +184,7 @@ class StreamHooks(StepHooks):
         if not repeated:
             side.mark()
         result = self._run(view, run)
-        if repeated:
+        if repeated:  # soon launched as one (`Replays`): both checks wait for the forward
             with side.after_all:
                 observer.forward_launched(view)
                 observer.after_forward(view)
@@ -198,24 +196,24 @@ class StreamHooks(StepHooks):
                 side.wait_launched()
                 observer.after_forward(view)
                 early.checked()
-        self._noted_aside()
+        self._count_next_to()
         return result
 
     def _run(self, view: StepView, run: Callable[[], Any]) -> Any:
         try:
             return run()
         except BaseException:
-            self._aside = 0
+            self._next_to_in_a_row = 0
             self._observer.forward_failed(view)
             raise
 
     def _unseen(self, run: Callable[[], Any]) -> Any:
-        result, self._aside = run(), 0
+        result, self._next_to_in_a_row = run(), 0
         self._chosen.join_due = True
         with self._streams.side.after_all:  # a baseline of any slot must not precede what it writes
             return result
 
-    def _noted_aside(self) -> None:
+    def _count_next_to(self) -> None:
         self._chosen.join_due = True
-        self._aside += 1
+        self._next_to_in_a_row += 1
         self._entries = self._streams.side.entries

@@ -35,9 +35,9 @@ class EarlyStream:
 
     def keep_apart(self) -> None:
         """Once the other streams are known: be none of them."""
-        taken = {each.stream_id for each in (self._scheduler, *self._others)}
+        others = {each.stream_id for each in (self._scheduler, *self._others)}
         for _ in range(_POOL if self._stream is not None else 0):
-            if self._stream is not None and self._stream.stream_id not in taken:
+            if self._stream is not None and self._stream.stream_id not in others:
                 break
             self._stream = torch.Stream(self._device)
 
