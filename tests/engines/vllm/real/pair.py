@@ -118,13 +118,18 @@ def check_shares(
     It sees how many ranks read from it as they read: then it splits its records, and all is compared.
     """
 
-    def served(**more: Any) -> Arrived:
+    def once(**more: Any) -> Arrived:
         two.fresh()
         two.arrivals()
         asked.append(pair.prompt())
         params = pair.prefill.ask(asked[-1], **how(), **more)
         answers.append(decode(two, params, asked[-1]))
         return two.arrivals()
+
+    def served(**more: Any) -> Arrived:
+        # On a busy machine Mooncake's transport gave a transfer up after 30 s, once: then nothing arrives.
+        found = once(**more)
+        return once(**more) if found == [(0, 0, [])] * 2 else found
 
     asked, answers = list[list[int]](), list[list[int]]()
     compared, unknown = [(LENGTH, 0, [])] * 2, [(0, LENGTH, [])] * 2
