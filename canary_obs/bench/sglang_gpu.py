@@ -19,7 +19,7 @@ from canary_obs.bench.sglang_loads import LOADS, SglangLoads
 from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.bench.step_log import Answer
 from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import ConfigurationError, UnsupportedEngine
 
 # By engine: arguments of SGLang. Those of its own canary are named as it names what it compares.
 ENGINES: dict[str, dict[str, Any]] = {
@@ -134,19 +134,30 @@ def _order(plan: SglangGpuPlan, draw: random.Random) -> Iterator[tuple[str, str]
 
 
 class SharedEngine:
-    """An engine that has its canary in turn; each that is detached says what it found."""
+    """An engine that has its canary in turn; each that is detached reports what it found."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine, self._attached = engine, True
         self.reports: list[Answer] = []
 
     def have(self, *, attached: bool, seed: int) -> None:
-        """From now on the canary is attached, or is not; its pool was written since."""
-        if attached is not self._attached:
-            self._attached = attached
-            if not attached:
-                self.reports.append(self._engine.ask("report", 0))
-            self._engine.ask("attach" if attached else "detach", seed)
+        """From now on the canary is attached, or is not; its pool was written since.
+
+        Raises UnsupportedEngine when there was none, or it could not be attached again.
+        """
+        if attached is self._attached:
+            return
+        self._attached = attached
+        if attached:
+            self._protected(self._engine.ask("attach", seed))
+        else:
+            self.reports.append(self._protected(self._engine.ask("report", 0)))
+            self._engine.ask("detach", seed)
+
+    def _protected(self, answer: Answer) -> Answer:
+        if not answer["protected"]:
+            raise UnsupportedEngine(f"the engine of the bench has no canary: {answer['refusal']}")
+        return answer
 
 
 class _Runs:
