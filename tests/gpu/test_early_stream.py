@@ -104,10 +104,9 @@ def test_it_is_none_of_the_engines_streams() -> None:
     others = [remembered(stream) for stream in taken]
     early = EarlyStream(DEVICE, others[0], others[1:])
     for _ in range(8):
-        early.keep_apart()
-        assert early._stream is not None
-        assert early._stream.stream_id not in {stream.stream_id for stream in taken}
-        early._stream = torch.Stream(DEVICE)
+        with early:
+            assert early.stream_id not in {stream.stream_id for stream in taken}
+        early._stream, early._apart = torch.Stream(DEVICE), False
 
 
 @pytest.mark.parametrize("shown", [{}, {"window": 3}], ids=str)

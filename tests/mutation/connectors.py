@@ -142,6 +142,21 @@ STREAM = mutants(
     ),
 )
 
+_EARLY = "tests/engines/toolkit/test_early_stream.py::"
+_WAITS = _EARLY + "test_it_waits_for_the_scheduler_and_the_checks_before_the_last"
+EARLY = mutants(
+    "canary_obs/engines/toolkit/early_stream.py",
+    ("            self._stream.wait_event(self._scheduled)\n", "", _WAITS),
+    ("self._stream.wait_event(self._before)", "self._stream.wait_event(self._newest)", _WAITS),
+    ("self._newest, self._before = self._before, self._newest", "pass", _WAITS),
+    (
+        "            self._scheduler.wait(self._kept)\n",
+        "",
+        _EARLY + "test_the_scheduler_waits_for_what_was_kept",
+    ),
+    ("if self.stream_id not in theirs:", "if True:", _EARLY + "test_it_is_none_of_the_engines_streams"),
+)
+
 _STEPS = "tests/engines/vllm/test_step_hooks.py::"
 ENDS = mutants(
     "canary_obs/engines/vllm/step_hooks.py",
@@ -522,6 +537,7 @@ ALL = (
     *KEYS,
     *LOADS,
     *STREAM,
+    *EARLY,
     *ENDS,
     *BLOCKS,
     *JUDGED,

@@ -471,7 +471,7 @@ ALL = (
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),
         (
-            "                side.wait_launched()\n",
+            "        self._streams.side.wait_launched()\n",
             "",
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),

@@ -65,7 +65,6 @@ class StreamHooks(StepHooks):
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
         self._kept: tuple[StepView | None, StepView | None] = (None, None)
-        self._first = True  # nothing was compared early so far
         self._next_to_in_a_row = 0  # forwards in a row whose checks are on the side stream
         self._entries = 0  # of the side stream, after the last of them
 
@@ -109,7 +108,7 @@ class StreamHooks(StepHooks):
             self._streams.forward.remember()
             self._chosen.begin_step(few_tokens=mode.is_decode())
             run = partial(original, batch, *args, **kwargs)
-            if last is not None and self._may_be_early(batch, last):
+            if last is not None and not self._chosen.in_line and self._may_be_early(batch, last):
                 return self._early(batch, run)
             if self._chosen.join_due:
                 self._chosen.join()
@@ -128,8 +127,7 @@ class StreamHooks(StepHooks):
         # The bytes are those of slots that neither the forward under way nor anything after it writes: it has
         # the same requests, so none of theirs came free since.
         return (
-            not self._chosen.in_line
-            and self._next_to_in_a_row > 1
+            self._next_to_in_a_row > 1
             and self._entries == self._streams.side.entries
             and self._device_views.repeats(batch, self._requests)
             and bool(guarded(self._observer, "step_view", self._observer.may_compare_early, last))
@@ -142,9 +140,6 @@ class StreamHooks(StepHooks):
             self._chosen.join()
             return self._unseen(run)
         self._kept = self._kept[1], view
-        if self._first:
-            self._first = False
-            early.keep_apart()
         with early:
             observer.before_write(view, views.late_slots)
         early.join()
@@ -165,10 +160,7 @@ class StreamHooks(StepHooks):
                 observer.fault("step_view", error)
                 observer.forward_failed(view)
             early.kept()
-            observer.forward_launched(view)
-            side.wait_launched()
-            observer.after_forward(view)
-            early.checked()
+            self._check_after_mark(view)
         self._count_next_to()
         return result
 
@@ -192,12 +184,15 @@ class StreamHooks(StepHooks):
         else:
             side.launched()
             with side.after_mark:
-                observer.forward_launched(view)
-                side.wait_launched()
-                observer.after_forward(view)
-                early.checked()
+                self._check_after_mark(view)
         self._count_next_to()
         return result
+
+    def _check_after_mark(self, view: StepView) -> None:
+        self._observer.forward_launched(view)
+        self._streams.side.wait_launched()
+        self._observer.after_forward(view)
+        self._streams.early.checked()
 
     def _run(self, view: StepView, run: Callable[[], Any]) -> Any:
         try:

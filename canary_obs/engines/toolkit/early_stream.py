@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
-from canary_obs.engines.toolkit.side_stream import SideStream
+from canary_obs.engines.toolkit.side_stream import SideStream, WaitFor
 
 _POOL = 32  # streams of torch, of one priority
 
 
-class EarlyStream:
+class EarlyStream(SideStream):
     """Runs what concerns a step while the device still runs the forward before it.
 
     Inside its context, launches wait for what the engine's scheduler has launched so far, and for the checks
@@ -26,20 +26,12 @@ class EarlyStream:
         others: Sequence[ForwardStream | SideStream] = (),
     ) -> None:
         """`others`: streams that it must not be, or it would wait for them: torch hands out 32 in turn."""
+        super().__init__(device, enabled=True)
         self._device, self._scheduler, self._others = device, scheduler, others
-        self._stream: torch.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.Stream(device)
-            self._scheduled, self._done, self._kept = (torch.Event(device) for _ in range(3))
+        self._apart = self._stream is None  # it is known to be none of the others
+        if self._stream is not None:
+            self._scheduled, self._kept = torch.Event(device), torch.Event(device)
             self._newest, self._before = torch.Event(device), torch.Event(device)
-
-    def keep_apart(self) -> None:
-        """Once the other streams are known: be none of them."""
-        others = {each.stream_id for each in (self._scheduler, *self._others)}
-        for _ in range(_POOL if self._stream is not None else 0):
-            if self._stream is not None and self._stream.stream_id not in others:
-                break
-            self._stream = torch.Stream(self._device)
 
     def checked(self) -> None:
         """The checks of a forward were just launched on the current stream."""
@@ -54,20 +46,21 @@ class EarlyStream:
             self._scheduler.wait(self._kept)
 
     def __enter__(self) -> None:
+        if not self._apart:
+            self._keep_apart()
         if self._stream is not None:
             self._scheduler.record(self._scheduled)
             self._stream.wait_event(self._scheduled)
             self._stream.wait_event(self._before)
-            self._stream.__enter__()
+        self.enter(WaitFor.NOTHING)
 
     def __exit__(self, *raised: object) -> None:
-        if self._stream is not None:
-            try:
-                self._done.record()
-            finally:
-                self._stream.__exit__(None, None, None)
+        self.leave()
 
-    def join(self) -> None:
-        """Later launches on the current stream wait for this work."""
-        if self._stream is not None:
-            self._done.wait()
+    def _keep_apart(self) -> None:
+        """Once the engine's streams are known: be none of them."""
+        self._apart, theirs = True, {each.stream_id for each in (self._scheduler, *self._others)}
+        for _ in range(_POOL):
+            if self.stream_id not in theirs:
+                return
+            self._stream = torch.Stream(self._device)

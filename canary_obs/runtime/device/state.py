@@ -32,9 +32,9 @@ FORWARD_TICKS = (1 << layout.TICK_BITS) + 1  # from one forward to the next one
 
 @dataclass(slots=True)
 class Adoptions:
-    """How often slots were adopted, in any group: each time a baseline has to be taken."""
+    """How often slots of any group were adopted, or met by other launches than those of a forward."""
 
-    count: int = 0
+    count: int = 0  # each time a baseline has to be taken
     others: int = 0  # launches, not of a forward, that change records or read counters
     baselines: Counter[int] = field(default_factory=Counter)  # launched for bytes that arrived, by group
 

@@ -20,7 +20,7 @@ class Recorded:
         self.on_stream = "in line"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("join", "mark", "remember", "launched", "wait_launched", "checked", "kept", "keep_apart"):
+        if name in ("join", "mark", "remember", "launched", "wait_launched", "checked", "kept"):
             return lambda: self.calls.append(f"{self.name} {name}")
         return self._entered(f"{self.name} {name}")
 
@@ -83,7 +83,7 @@ def run(engine: Any, view: str = "a", *, decodes: bool = True) -> list[str]:
     batch = mode(idle=False)
     batch.again, batch.forward_mode.is_decode = view, lambda: decodes
     engine.run_batch(batch)
-    return [call for call in engine.observer.calls if not call.endswith(("remember", "keep_apart"))]
+    return [call for call in engine.observer.calls if not call.endswith("remember")]
 
 
 def aside(view: str) -> list[str]:
