@@ -143,7 +143,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "heal_quarantined_blocks", "", "", "Blocks that healing holds back from requests.", heal_readings.quarantined),
     _rank(_H, "detection_latency_seconds", "seconds", "mode", "Time from injecting a fault until the host sees its violation.", readings.detection_latency),
     _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary, by part.", readings.observer_faults),
-    _rank(_C, "messages_dropped_total", "", "", "Messages that the rank could not send to the service.", readings.messages_dropped),
+    _rank(_C, "messages_dropped_total", "", "", "Messages that the rank could not send to the service; a snapshot that a later one replaces is none.", readings.messages_dropped),
 )
 
 SERVICE_METRICS: tuple[ServiceMetric, ...] = (

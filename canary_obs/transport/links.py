@@ -31,6 +31,7 @@ QUEUED_MESSAGES = 1000
 COMMANDS_PER_CALL = 64
 # While the service does not answer, snapshots must not use up the queue that violations need: after this many
 # unanswered snapshots, one is sent every PROBE_SECONDS only, so that a new service still learns of the rank.
+# What is not sent then is not lost: counters only grow, and the next snapshot has all that this one had.
 UNANSWERED_SNAPSHOTS = 64
 PROBE_SECONDS = 5.0
 # A connection that accepts nothing although its queue has room was given up by ZeroMQ; it is opened again
@@ -167,24 +168,26 @@ class ZmqLink:
             raise endpoint_error(address, f"cannot be used: {error}") from None
 
     def send(self, message: EngineMessage) -> bool:
-        """Queue for the service; False when the queue is full, the link closed, or the message too big."""
-        if self._try_send(message):
-            return True
-        self.dropped += 1
-        return False
+        """Queue for the service; False when the queue is full, the link closed, or the message too big.
 
-    def _try_send(self, message: EngineMessage) -> bool:
+        A snapshot for which there is no room is not counted as dropped: the next one says the same and more.
+        """
         is_snapshot = isinstance(message, Snapshot)
         now = self._clock()
-        if self._closed or (is_snapshot and self._is_throttled(now)):
+        if self._closed:
+            self.dropped += 1
+            return False
+        if is_snapshot and self._is_throttled(now):
             return False
         try:
             self._socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self.full = True
+            self.dropped += not is_snapshot
             self._reconnect_if_given_up(now)
             return False
         except (WireError, zmq.ZMQError):
+            self.dropped += 1
             return False
         self.full = False
         self._unanswered_messages += 1
@@ -204,8 +207,8 @@ class ZmqLink:
         silent_since = max(self._connected_at, self._last_received or self._connected_at)
         if self._unanswered_messages < self._capacity and now - silent_since >= RECONNECT_SECONDS:
             self._connected_at = now
-            self.dropped += self._unanswered_messages
-            self._unanswered_messages = 0
+            self.dropped += self._unanswered_messages - self._unanswered_snapshots
+            self._unanswered_messages = self._unanswered_snapshots = 0
             with suppress(zmq.ZMQError):
                 self._socket.disconnect(self._address)
             with suppress(zmq.ZMQError):
