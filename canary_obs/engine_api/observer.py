@@ -25,6 +25,10 @@ class Observer(Protocol):
     def step(self) -> int:
         """Forwards that have begun here."""
 
+    @property
+    def injects(self) -> bool:
+        """Whether faults are injected into what a forward is about to use."""
+
     overhead: dict[str, float]  # host seconds by hook; an adapter adds its own time to "adapter"
 
     def before_forward(self, step: StepView) -> None:
@@ -34,7 +38,8 @@ class Observer(Protocol):
         """Compare the bytes that the forward will overwrite. Call on the stream that runs the forward.
 
         Reads `groups` and `launches` only; `request_ids`, `digests` and `expected_ids` may be missing until
-        `forward_launched`.
+        `forward_launched`. Unless the observer `injects`, the values of all other tensors, and of the slot
+        tables, may follow by then, too.
 
         `early`: where the forward will write (int64 [n] on the device, the same in each group), while the
         tensors of the view still have what the last forward's checks read. Call on a stream that the forward

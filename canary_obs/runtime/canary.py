@@ -84,14 +84,15 @@ class CanaryRuntime(SlotHooks):
         copies = config.pipeline_rows, self._counters_arrived
         self.counter_reader = CounterReader(self.state, self.health, log, *copies)
         self.health.add_source(CounterAge(self.counter_reader, self.run))
-        paced = self.state, self.health, config.parsed_patrol_budget, bandwidth, self.counter_reader
-        self.patrol = Patrol(*paced)
+        pace = config.parsed_patrol_budget, bandwidth
+        self.patrol = Patrol(self.state, self.health, *pace, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
         announcements = Announcements(self.state, self.history, first_reads, self.checks)
         sources = self.state, self.history, adapter.holders, adapter.traceparent
         self.evidence = EvidenceCollector(*sources, reveal_tokens=config.reveal_tokens)
         self.injector = injector_of(self.state, adapter, config, self.reporter.identity)
+        self.injects = self.injector is not None
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
@@ -157,8 +158,7 @@ class CanaryRuntime(SlotHooks):
         self.delivery.drain(5.0)
         report = self.swa.report, self.step, self.counter_reader.sample
         self._faults.guard(ObserverPart.SWA_DIVERGENCE, *report)
-        final = whole_snapshot(self._sources)
-        self.reporter.send(final)
+        self.reporter.send(final := whole_snapshot(self._sources))
         self.run.armed = False
         self.reporter.close(final)
         return final
@@ -173,7 +173,7 @@ class CanaryRuntime(SlotHooks):
 
     def may_compare_early(self, view: StepView) -> bool:
         """Whether `before_write` may be given `early`: the last forward showed this view."""
-        return not (self._depth or self.injector) and self.checks.may_compare_early(view)
+        return not (self._depth or self.injects) and self.checks.may_compare_early(view)
 
     def before_write(self, view: StepView, early: Tensor | None = None) -> None:
         """Compare the bytes of the slots that the forward is about to overwrite: `early`, or the view's."""

@@ -189,6 +189,7 @@ def test_every_announcement_is_in_the_guide_to_adapters() -> None:
         "before_write",
         "compares_hits",
         "follows_readers",
+        "injects",
         "may_compare_early",
         "forward_launched",
         "fault",

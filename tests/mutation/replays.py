@@ -112,9 +112,9 @@ ALL = (
     ),
     *mutants(
         "canary_obs/runtime/canary.py",
-        ("not (self._depth or self.injector) and", "not self.injector and", _OTHER_VIEW),
+        ("not (self._depth or self.injects) and", "not self.injects and", _OTHER_VIEW),
         (
-            "not (self._depth or self.injector) and",
+            "not (self._depth or self.injects) and",
             "not self._depth and",
             _EARLY + "test_not_while_faults_are_injected",
         ),

@@ -466,8 +466,8 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/stream_hooks.py",
         (
-            "            if self._chosen.join_due:\n                self._chosen.join()\n            view",
-            "            view",
+            "            if self._chosen.join_due:\n                self._chosen.join()\n            late",
+            "            late",
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),
         (
@@ -521,9 +521,19 @@ ALL = (
             _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
         ),
         (
-            "            early.kept()\n",
+            "        self._streams.early.kept()\n        self._obs",
+            "        self._obs",
+            _STREAMS + "test_what_a_prompt_shows_is_put_together_after_its_launch",
+        ),
+        (
+            "                if late:\n                    self._keep_late(view)\n",
             "",
-            _STREAMS + "test_what_repeats_is_compared_while_the_last_forward_runs",
+            _STREAMS + "test_what_a_prompt_shows_is_put_together_after_its_launch",
+        ),
+        (
+            " or self._chosen.in_line or self._observer.injects)",
+            " or self._chosen.in_line)",
+            _STREAMS + "test_faults_are_injected_into_values_that_are_there",
         ),
         (
             'guarded(observer, "step_view", views.keep_late)',
@@ -531,8 +541,8 @@ ALL = (
             _STREAMS + "test_an_early_forward_that_raises_keeps_its_values_first",
         ),
         (
-            "                observer.forward_failed(view)\n            early.kept()\n",
-            "            early.kept()\n",
+            "            self._observer.forward_failed(view)\n        self._streams.early.kept()\n",
+            "        self._streams.early.kept()\n",
             _STREAMS + "test_values_that_could_not_be_kept_are_a_fault",
         ),
         (
@@ -563,6 +573,21 @@ ALL = (
             "self._known, False",
             "True, False",
             _COPIES + "test_a_forward_that_could_not_be_shown_is_followed_by_whole_columns",
+        ),
+        (
+            "own = batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_seq_lens",
+            "own = batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_prefix_lens",
+            _COPIES + "test_what_a_prompt_shows_may_follow_its_launch",
+        ),
+        (
+            "        self._late, self._late_slots = None, None\n",
+            "",
+            _COPIES + "test_a_prompt_whose_forward_failed_leaves_nothing_for_the_next_one",
+        ),
+        (
+            "            late, self._late = self._late, None\n            late()",
+            "            self._late()",
+            _COPIES + "test_tokens_of_a_prompt_that_the_scheduler_lacks_are_missed_after_its_launch",
         ),
         (
             "Known.NEXT_BEFORE if self._chains.late else Known.NEXT",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -47,8 +48,9 @@ class DeviceViews(BatchViews):
     """With the overlap loop SGLang writes the next batch's tables while this one's forward still runs.
 
     It waits until the forward has read what it reads, not until other work has. So the rows of a batch, and
-    its lengths, are copied on the stream of the forward, before it; what the batch owns is kept alive by the
-    view. Lengths on the host are the scheduler's. Groups have the request table's slots.
+    its lengths, are copied: on the stream of the forward, before it, or by `keep_late`, which the scheduler
+    has to wait for. What the batch owns is kept alive by the view. Lengths on the host are the scheduler's.
+    Groups have the request table's slots.
     """
 
     def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
@@ -63,9 +65,10 @@ class DeviceViews(BatchViews):
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[int, _Columns] = {}  # by requests
         self._decoding: StepView | None = None  # the last one
-        self._late: tuple[DecodeStep, Known] | None = None  # for `keep_late`
+        self._late: Callable[[], None] | None = None  # for `keep_late`
+        self._late_slots: Tensor | None = None
         # Of the last ones: SGLang may let go of what the device still has to copy.
-        self._held = deque[DecodeStep](maxlen=_HELD)
+        self._held = deque[tuple[Tensor, ...]](maxlen=_HELD)
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         if self._backend is Backend.TRITON:
@@ -78,7 +81,8 @@ class DeviceViews(BatchViews):
     def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
         """The view of a forward batch of these requests; on the stream that runs the forward.
 
-        `late`: it `repeats` the last one, whose tensors have its values once `keep_late` was called.
+        `late`: the view's tensors, but for those that the batch of a prompt owns, have their values once
+        `keep_late` was called. A batch that decodes has to be one that `repeats` the last one.
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
@@ -86,31 +90,38 @@ class DeviceViews(BatchViews):
         known, self._known = self._known, False
         if batch.forward_mode.is_decode():
             self._keep(batch, requests, count, known=known, late=late)
+            self._known = True
             view = self._decoding
             if view is None or view.request_ids is not names:  # else it has the same tensors
                 view = self._decoding = self._view_of(
                     names, columns, columns.ones, columns.each, columns.tokens
                 )
         else:
-            self._copy(batch, requests, count, columns)
+            before, ends = _extended(batch)
+            # The forward gives the batch other tensors, of more rows, where it pads it.
+            own = batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_seq_lens
+            self._late = partial(self._copy, own, requests, before, ends, columns)
+            if not late:
+                self.keep_late()
             tokens = batch.input_ids, batch.positions, batch.out_cache_loc
             view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
             self._decoding = None
-        self._known = True
         return view
 
     @property
     def late_slots(self) -> Tensor:
-        """int64 [n], of the engine: new slots of the batch whose view was built last, with `late`."""
-        assert self._late is not None
-        return self._late[0].out_slots
+        """int64 [n], of the engine: new slots of the decode whose view was built last, with `late`."""
+        assert self._late_slots is not None
+        return self._late_slots
 
     def keep_late(self) -> None:
-        """Launch what `build` left out; nothing if it left out nothing, or that was launched."""
+        """Launch what `build` left out; nothing if it left out nothing, or that was launched.
+
+        Raises LookupError for tokens that the scheduler lacks.
+        """
         if self._late is not None:
-            (step, given), self._late = self._late, None
-            self._held.append(step)
-            keep_decode(self._backend, self._memory, step, given)
+            late, self._late = self._late, None
+            late()
 
     def _keep(self, batch: Any, requests: Sequence[Any], count: int, *, known: bool, late: bool) -> None:
         """One launch. What it reads of the batch, but for the tokens, is not the positions' to say."""
@@ -126,20 +137,31 @@ class DeviceViews(BatchViews):
             self._table, batch.req_pool_indices, batch.seq_lens, batch.input_ids, batch.positions,
             batch.out_cache_loc, staging,
         )  # fmt: skip
-        self._late = (step, given) if late else None
-        if not late:
+        self._late, self._late_slots = None, None
+        if late:
+            self._late, self._late_slots = partial(self._keep_held, step, given), step.out_slots
+        else:
             keep_decode(self._backend, self._memory, step, given)
 
-    def _copy(self, batch: Any, requests: Sequence[Any], count: int, columns: _Columns) -> None:
-        """`_keep` of a batch that extends; what the batch owns is not copied."""
-        before, ends = _extended(batch)
+    def _keep_held(self, step: DecodeStep, given: Known) -> None:
+        self._held.append(step)
+        keep_decode(self._backend, self._memory, step, given)
+
+    def _copy(
+        self, own: tuple[Tensor, Tensor, Tensor], requests: Sequence[Any], before: _Longs, ends: _Longs,
+        columns: _Columns,
+    ) -> None:  # fmt: skip
+        """`_keep` of a batch that extends, by its rows and lengths; what else it owns is not copied."""
+        self._held.append(own)
+        (rows, prefixes, extends), count = own, len(requests)
+        self._copy_rows(rows, count, int(ends.max()))
+        columns.prefixes.copy_(prefixes)
+        columns.extends.copy_(extends)
+        torch.cumsum(columns.extends, 0, out=columns.starts[1:])
         staging, values = next(self._staging)
         values[:, :count] = self._chains.advance(requests, before, ends)
         self._memory.known.copy_(staging, non_blocking=True)
-        self._copy_rows(batch.req_pool_indices, count, int(ends.max()))
-        columns.prefixes.copy_(batch.extend_prefix_lens)
-        columns.extends.copy_(batch.extend_seq_lens)
-        torch.cumsum(columns.extends, 0, out=columns.starts[1:])
+        self._known = True
 
     def _view_of(
         self, names: list[str], columns: _Columns, extends: Tensor, starts: Tensor, tokens: Sequence[Tensor]

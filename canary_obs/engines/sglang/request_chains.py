@@ -87,8 +87,10 @@ class RequestChains:
             return found
         self._keep_last()
         count = len(requests)
-        starts, stops = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-        before = np.empty(count, dtype=np.uint64)
+        # Two runs of tokens for each request, laid end to end: up to its prefix, and from there on.
+        starts, stops = np.empty(2 * count, dtype=np.int64), np.empty(2 * count, dtype=np.int64)
+        starts[count:] = stops[:count] = prefixes
+        chains = np.zeros(2 * count, dtype=np.uint64)
         head, tail = array("q"), array("q")
         for place, request in enumerate(requests):
             prompt, output = request.origin_input_ids, request.output_ids
@@ -98,14 +100,17 @@ class RequestChains:
                     f"request {request.rid}: the forward continues after {prefix} tokens, of which the "
                     f"scheduler has {total}"
                 )
-            start, before[place] = self._known.get(request, (0, ANCHOR))
+            start, before = self._known.get(request, (0, ANCHOR))
             if start > prefix:  # retracted: it is computed anew
-                start, before[place] = 0, ANCHOR
-            starts[place], stops[place] = start, min(int(ends[place]), total)
+                start, before = 0, ANCHOR
+            starts[place], chains[place] = start, before
+            stops[count + place] = stop = min(int(ends[place]), total)
             self._add_part(head, prompt, output, start, prefix)
-            self._add_part(tail, prompt, output, prefix, int(stops[place]))
-        digests = added_chains(before, token_array(head), starts, prefixes)
-        known = added_chains(digests, token_array(tail), prefixes, stops)
+            self._add_part(tail, prompt, output, prefix, stop)
+        head.extend(tail)
+        added = added_chains(chains, token_array(head), starts, stops)
+        digests, stops = added[:count], stops[count:]
+        known = digests + added[count:]
         self._last = _LastBatch(list(requests), stops, known)
         return _chains(digests, stops, known)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -49,7 +50,8 @@ class StreamHooks(StepHooks):
     """Checks next to the forward, in one of three ways:
 
         next to   join the side stream; before_write, on the forward's stream; the forward; then, on the side
-                  stream, forward_launched and after_forward
+                  stream, forward_launched and after_forward. Of prompts the view has its values after the
+                  launch only: to put them together takes the host longer than all else that precedes it
         in line   all of it on the forward's stream, where the device waits for its host (CheckStream)
         early     before_write on the early stream, while the forward before still runs, so that nothing comes
                   between the two; the rest as next to it. Of batches that repeat the last one
@@ -112,16 +114,20 @@ class StreamHooks(StepHooks):
                 return self._early(batch, run)
             if self._chosen.join_due:
                 self._chosen.join()
-            view = self._view(batch)
+            late = not (mode.is_decode() or self._chosen.in_line or self._observer.injects)
+            view = self._view(batch, late=late)
             if view is None:
                 return self._unseen(run)
             repeated, self._kept = view is last, (last, view)
             self._observer.before_write(view)
             if self._chosen.in_line:
                 return self._in_line(view, run)
-            return self._next_to(view, run, repeated=repeated)
+            return self._next_to(view, run, repeated=repeated, late=late)
 
         return forward
+
+    def _view(self, batch: Any, *, late: bool = False) -> StepView | None:
+        return built_view(partial(self._device_views.build, batch, self._requests, late=late), self._observer)
 
     def _may_be_early(self, batch: Any, last: StepView) -> bool:
         # The bytes are those of slots that neither the forward under way nor anything after it writes: it has
@@ -135,7 +141,7 @@ class StreamHooks(StepHooks):
 
     def _early(self, batch: Any, run: Callable[[], Any]) -> Any:
         views, observer, (_, side, _, early) = self._device_views, self._observer, self._streams
-        view = built_view(partial(views.build, batch, self._requests, late=True), observer)
+        view = self._view(batch, late=True)
         if view is None:
             self._chosen.join()
             return self._unseen(run)
@@ -154,15 +160,20 @@ class StreamHooks(StepHooks):
             raise
         side.launched()
         with side.after_mark:
-            try:
-                views.keep_late()
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                observer.fault("step_view", error)
-                observer.forward_failed(view)
-            early.kept()
+            self._keep_late(view)
             self._check_after_mark(view)
         self._count_next_to()
         return result
+
+    def _keep_late(self, view: StepView) -> None:
+        started = time.perf_counter()
+        try:
+            self._device_views.keep_late()
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("step_view", error)
+            self._observer.forward_failed(view)
+        self._streams.early.kept()
+        self._observer.overhead["adapter"] += time.perf_counter() - started
 
     def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
         self._next_to_in_a_row = 0
@@ -171,7 +182,7 @@ class StreamHooks(StepHooks):
         self._observer.after_forward(view)
         return result
 
-    def _next_to(self, view: StepView, run: Callable[[], Any], *, repeated: bool) -> Any:
+    def _next_to(self, view: StepView, run: Callable[[], Any], *, repeated: bool, late: bool) -> Any:
         observer, side, early = self._observer, self._streams.side, self._streams.early
         if not repeated:
             side.mark()
@@ -184,6 +195,8 @@ class StreamHooks(StepHooks):
         else:
             side.launched()
             with side.after_mark:
+                if late:
+                    self._keep_late(view)
                 self._check_after_mark(view)
         self._count_next_to()
         return result

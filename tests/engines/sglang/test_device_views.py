@@ -63,6 +63,52 @@ def test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view(gi
     assert columns(view) == expected
 
 
+@pytest.mark.parametrize("given", [an_extension("EXTEND"), an_extension("MIXED")])
+def test_what_a_prompt_shows_may_follow_its_launch(given: Any) -> None:
+    """Of what the batch was then: SGLang pads it, with other tensors, as it launches the forward."""
+    table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
+    plain, own = makers(table)
+    expected = columns(plain.build(given, REQUESTS))
+    own.build(a_decode(), REQUESTS)  # whose values are there instead
+    view = own.build(given, REQUESTS, late=True)
+    before = columns(view)
+    # The tokens, and where they are written, are the batch's own.
+    assert before[5:7] + before[-1:] == expected[5:7] + expected[-1:]
+    assert before != expected
+    for name in ("req_pool_indices", "extend_prefix_lens", "extend_seq_lens"):
+        setattr(given, name, torch.zeros(4, dtype=torch.int32))
+    own.keep_late()
+    assert columns(view) == expected
+    own.keep_late()
+    assert columns(view) == expected
+
+
+def test_a_prompt_whose_forward_failed_leaves_nothing_for_the_next_one() -> None:
+    """Its values were never kept: the next decode is shown as without it."""
+    table = torch.arange(80, dtype=torch.int32).view(2, 40).clone()
+    plain, own = makers(table)
+    request = Request("1", [5, 6, 7], [8])
+    own.build(of_requests([request], table, late=False, extends=True), [request], late=True)
+    for number in range(3):
+        request.output_ids.append(9 + number)
+        given = of_requests([request], table, late=False, extends=False)
+        view = own.build(given, [request])
+        own.keep_late()  # nothing is left
+        assert columns(view) == columns(plain.build(given, [request]))
+
+
+def test_tokens_of_a_prompt_that_the_scheduler_lacks_are_missed_after_its_launch() -> None:
+    table = torch.arange(80, dtype=torch.int32).view(2, 40).clone()
+    _, own = makers(table)
+    request = Request("1", [5, 6, 7], [])
+    given = of_requests([request], table, late=False, extends=True)
+    given.extend_prefix_lens_cpu = [9]
+    own.build(given, [request], late=True)
+    with pytest.raises(LookupError, match="of which the scheduler has 3"):
+        own.keep_late()
+    own.keep_late()
+
+
 def test_each_decode_shows_the_same_tensors() -> None:
     """The checks are prepared once for them."""
     _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10))

@@ -74,6 +74,7 @@ def engine() -> Any:
     found.after = []
     found.observer.after_step = found.after.append
     found.observer.may_compare_early = lambda view: found.early
+    found.observer.injects = False
     return found
 
 
@@ -93,6 +94,12 @@ def aside(view: str) -> list[str]:
         f"forward_launched {view}", "side wait_launched", f"after_forward {view}", "early checked",
         "end side after_mark",
     ]  # fmt: skip
+
+
+def prompt(view: str) -> list[str]:
+    """One that computes prompts."""
+    calls = aside(view)
+    return ["late view", *calls[1:6], "keep", "early kept", *calls[6:]]
 
 
 def again(view: str) -> list[str]:
@@ -150,6 +157,30 @@ def test_not_where_records_may_still_change(engine: Any, what: str) -> None:
     assert any(call.startswith("fault step_view") for call in engine.observer.calls) == (what == "fault")
 
 
+def test_what_a_prompt_shows_is_put_together_after_its_launch(engine: Any) -> None:
+    run(engine)
+    assert run(engine, "a new", decodes=False) == ["side join", *prompt("a new")]
+    assert run(engine, "b new", decodes=False) == ["side join", *prompt("b new")]
+
+
+def test_faults_are_injected_into_values_that_are_there(engine: Any) -> None:
+    engine.observer.injects = True
+    assert run(engine, "a new", decodes=False) == aside("a new")
+
+
+def test_values_of_a_prompt_that_could_not_be_kept_are_a_fault(engine: Any) -> None:
+    engine.views.late_error = LookupError("made up")
+    calls = run(engine, "a new", decodes=False)
+    assert calls[6:10] == ["keep", "fault step_view made up", "forward_failed a new", "early kept"]
+
+
+def test_a_prompt_that_raises_is_a_forward_that_failed(engine: Any) -> None:
+    engine.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, "a new", decodes=False)
+    assert engine.observer.calls[-2:] == ["forward", "forward_failed a new"]
+
+
 def test_not_after_a_forward_that_nobody_saw(engine: Any) -> None:
     for _ in range(3):
         run(engine)
@@ -189,7 +220,7 @@ def test_a_device_that_waits_has_its_decodes_checked_in_line(engine: Any) -> Non
     checks = ["forward_launched a", "after_forward a"]
     assert run(engine) == ["view", "before_write a", "forward", *checks]
     # Prompts take long.
-    assert run(engine, "a new", decodes=False) == aside("a new")
+    assert run(engine, "a new", decodes=False) == prompt("a new")
     assert engine.after[-1] != "in line"
     assert [run(engine)[0] for _ in range(3)] == ["side join", "side join", "view"]
     engine.streams.forward.busy = True

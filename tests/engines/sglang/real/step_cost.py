@@ -27,7 +27,7 @@ from tests.engines.vllm.real import hook_calls, prompt_cost
 
 PARTS = {
     "canary_obs.engines.sglang.request_chains.RequestChains": ("advance", "next_tokens"),
-    "canary_obs.engines.sglang.device_views.DeviceViews": ("build", "_copy_rows"),
+    "canary_obs.engines.sglang.device_views.DeviceViews": ("build", "keep_late", "_copy_rows"),
     "canary_obs.runtime.canary.CanaryRuntime": (
         "before_write", "forward_launched", "after_forward", "after_step",
     ),
@@ -36,7 +36,7 @@ KERNELS = {
     "canary_obs.runtime.forward": prompt_cost.KERNELS["canary_obs.runtime.forward"],
     "canary_obs.engines.sglang.device_views": ("keep_decode",),
 }
-PROMPTS = 512, 4096
+PROMPTS = 512, 8192
 _MODEL = "llama"
 
 
