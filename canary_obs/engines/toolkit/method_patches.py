@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import MethodType
 from typing import Any
 
 _ABSENT = object()
@@ -22,6 +24,18 @@ class MethodPatches:
         wrapper = make(getattr(owner, name))
         wrapper.__name__ = name
         self.set(owner, name, wrapper)
+
+    def wrap_own(
+        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Wrap a method of one instance by `make` for its class's method, which is given the instance."""
+
+        def make_own(original: Callable[..., Any]) -> Callable[..., Any]:
+            if isinstance(original, MethodType) and original.__self__ is owner:
+                return partial(make(original.__func__), owner)  # a call less than what follows
+            return partial(make(lambda _, *given, **named: original(*given, **named)), owner)
+
+        self.wrap(owner, name, make_own)
 
     def set(self, owner: Any, name: str, value: object) -> None:
         """Set owner's attribute `name`; it need not exist."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -50,26 +51,14 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
     instrument_connector(patches, scheduler)
     for name, make in _POOL_WRAPPERS.items():
-        patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
-    coordinator = manager.coordinator
-    patches.wrap(coordinator, ADMIT, _bound(coordinator, around_new_computed_blocks))
-    patches.wrap(scheduler, "schedule", _bound(scheduler, around_schedule))
+        patches.wrap_own(manager.block_pool, name, make)
+    patches.wrap_own(manager.coordinator, ADMIT, around_new_computed_blocks)
+    patches.wrap_own(scheduler, "schedule", around_schedule)
     heal_one(patches, scheduler)
 
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _bound(owner: Any, make: _Make) -> _Make:
-    """The wrapper `make` of a class's method, for the bound method of `owner`."""
-
-    def make_bound(original: Callable[..., Any]) -> Callable[..., Any]:
-        def unbound(_: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs)
-
-        return partial(make(unbound), owner)
-
-    return make_bound
+_HASH = attrgetter("block_hash")
 
 
 def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +87,9 @@ def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any
 
 def _cached_runs(blocks: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Bounds of the runs of blocks that have a hash; null blocks of a window have none."""
+    if None not in map(_HASH, blocks[start:stop]):
+        yield start, stop
+        return
     first = start
     for index in range(start, stop):
         if blocks[index].is_null or blocks[index].block_hash is None:
@@ -160,10 +152,10 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
         hashes = original(pool, block)
         if hashes:
             try:  # not by `record_safely`, nor `record`: a long prompt displaces hundreds of blocks
-                if (pending := pool.__dict__.get(PENDING)) is None:
-                    record(pool, block.block_id)
-                else:  # no more than were published, which are counted
-                    pending.append(block.block_id)
+                # No more than were published, which are counted.
+                pool._kv_canary_pending.append(block.block_id)
+            except AttributeError:  # as PENDING says; nothing is pending yet
+                record_safely(pool, "_remove_cached_block_hashes", lambda: record(pool, block.block_id))
             except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
                 lost(pool, "_remove_cached_block_hashes", error)
         return hashes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -209,12 +209,8 @@ def instrument_map(patches: MethodPatches, held: Any, count: MapCount | None = N
     """Count what one map takes and drops, and what follows it in its pool."""
     patches.set(held, COUNT, _scanned(held, MapCount(patches) if count is None else count))
     patches.set(held, FAULTS_ATTRIBUTE, set())
-    for name, make in (("insert", _around_insert), ("pop", _around_pop)):
-        patches.wrap(held, name, partial(_bound, held, make))
-
-
-def _bound(held: Any, make: _Make, original: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(make(lambda _, *given: original(*given)), held)
+    patches.wrap_own(held, "insert", _around_insert)
+    patches.wrap_own(held, "pop", _around_pop)
 
 
 def instrument_map_class(patches: MethodPatches) -> None:
@@ -256,19 +252,16 @@ def _group_reader() -> Callable[[Any], int]:
 
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
     def insert(held: Any, key: Any, block: Any) -> Any:
-        try:
-            count = held.__dict__.get(COUNT) or count_of(held)
-        except Exception as error:  # noqa: BLE001 - vLLM must go on; the next sweep's count differs
-            log_fault(held, "counting cached blocks", error)
-            return original(held, key, block)
+        try:  # as COUNT says: of a prompt this is called hundreds of times
+            count = held._kv_canary_count
+        except AttributeError:
+            count = _first_count(held)
         result = original(held, key, block)
         try:
-            (changes := count.changes).append(block.block_id)
-            if count.keys is not None:
-                count.keys.append(key)
-            if len(changes) >= _MOST_CHANGES:  # what is dropped was added before
-                count.settle()
-        except Exception as error:  # noqa: BLE001 - as above
+            count.changes.append(block.block_id)
+            if (keys := count.keys) is not None:
+                keys.append(key)
+        except Exception as error:  # noqa: BLE001 - vLLM must go on; the next sweep's count differs
             log_fault(held, "counting a block that is cached", error)
         return result
 
@@ -278,18 +271,27 @@ def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
 def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
     def pop(held: Any, key: Any, block_id: int) -> Any:
         try:
-            count = held.__dict__.get(COUNT) or count_of(held)
-        except Exception as error:  # noqa: BLE001 - as above
-            log_fault(held, "counting cached blocks", error)
-            return original(held, key, block_id)
+            count = held._kv_canary_count
+        except AttributeError:
+            count = _first_count(held)
         block = original(held, key, block_id)
         if block is not None:
             try:
-                count.changes.append(~block_id)
-                if count.keys is not None:
-                    count.keys.append(key)
+                (changes := count.changes).append(~block_id)
+                if (keys := count.keys) is not None:
+                    keys.append(key)
+                if len(changes) >= _MOST_CHANGES:  # of a pool whose scheduler sends no counts
+                    count.settle()
             except Exception as error:  # noqa: BLE001 - as above
                 log_fault(held, "counting a block that is evicted", error)
         return block
 
     return pop
+
+
+def _first_count(held: Any) -> MapCount | None:
+    try:
+        return count_of(held)
+    except Exception as error:  # noqa: BLE001 - as above
+        log_fault(held, "counting cached blocks", error)
+        return None
