@@ -13,7 +13,7 @@ from tests.service.api_cases import Api, answers_to, never_done, write_tokens
 from tests.sizes import sized
 
 # With each scope; `make fuzz` asks 5000 times, and .ci/nightly does so with fresh seeds.
-CASES = sized(80, 40)
+CASES = sized(80, 25)
 
 
 @pytest.fixture(scope="module")
