@@ -90,31 +90,36 @@ ALL = (
         ),
     ),
     *mutants(
-        "canary_obs/engines/sglang/tried_pairs.py",
+        "canary_obs/engines/sglang/untried.py",
+        (
+            '        if (value := getattr(arguments, name)) > 1:\n            return f"SGLang on GPUs',
+            '        if (value := getattr(arguments, name)) > 2:\n            return f"SGLang on GPUs',
+            f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
+        ),
         (
             "not in _TRIED_BACKENDS:",
             "is None:",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+            f"{_TESTS}test_untried.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
             "not in _TRIED_POOLS:",
             "is None:",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+            f"{_TESTS}test_untried.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
             '["a hierarchical cache"] if arguments.enable_hierarchical_cache else []',
             "[]",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+            f"{_TESTS}test_untried.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
             '["KV that is stored"] if arguments.disaggregation_decode_enable_offload_kvcache else []',
             "[]",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+            f"{_TESTS}test_untried.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
             '["drafts"] if arguments.speculative_algorithm is not None else []',
             "list[str]()",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+            f"{_TESTS}test_untried.py::test_pairs_that_were_not_run_are_untried",
         ),
     ),
     *mutants(
@@ -460,7 +465,7 @@ ALL = (
         (
             "_SETTINGS | _ON_GPUS)",
             "_SETTINGS)",
-            _LIMITS + "test_parallelism_that_nobody_has_tried_on_gpus_is_named",
+            _LIMITS + "test_what_is_not_followed_on_gpus_is_named",
         ),
     ),
     *mutants(

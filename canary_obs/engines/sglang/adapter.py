@@ -34,8 +34,8 @@ from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
-from canary_obs.engines.sglang.tried_pairs import ROLES, untried_pair
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
+from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.toolkit.early_stream import EarlyStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
@@ -60,7 +60,13 @@ class SglangAdapter(EngineAdapter):
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
-        self.untried = untried_pair(settings_of(scheduler), self.runner.token_to_kv_pool)
+        self._device = self.runner.req_to_token_pool.req_to_token.device
+        # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
+        self._concurrent = concurrent(self._device)
+        given = settings_of(scheduler), self.runner.token_to_kv_pool
+        self.untried = untried_pair(*given)
+        if self.untried is None and self._concurrent:
+            self.untried = untried_on_gpus(*given)
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(
@@ -78,9 +84,6 @@ class SglangAdapter(EngineAdapter):
         apart = {
             name: group.own_slots for name, group in self._by_name.items() if group.own_slots is not None
         }
-        # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
-        self._device = self.runner.req_to_token_pool.req_to_token.device
-        self._concurrent = concurrent(self._device)
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
         if hasattr(cache, "tree_core"):  # only the newer tree has one
             ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}

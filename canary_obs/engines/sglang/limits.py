@@ -12,7 +12,7 @@ from canary_obs.engines.sglang.physical_slots import is_unified
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.several_drafts import are_several
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners, drafts_trees
-from canary_obs.engines.sglang.tried_pairs import ROLES
+from canary_obs.engines.sglang.untried import ROLES
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
@@ -41,16 +41,15 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "prefill_only_disable_kv_cache": ((False,), "a model without KV cache"),
 }
 
-# More of them on a GPU, where one rank was tested.
+# More of them on a GPU.
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_unified_memory": ((False,), "KV that moves within its memory on GPUs"),
     "enable_page_major_kv_layout": ((False,), "the page-major layout on GPUs"),
     "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
     "speculative_algorithm": ((None,), "drafts on GPUs"),
     "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
-    "tp_size": ((1,), "tensor parallelism on GPUs"),
     "pp_size": ((1,), "pipeline parallelism on GPUs"),
-    "dp_size": ((1,), "data parallelism on GPUs"),
+    "enable_dp_attention": ((False,), "attention in parallel over data on GPUs"),
 }
 
 _CLASSES = {
@@ -82,7 +81,7 @@ _CLASSES = {
 }
 _CLASSES_ON_GPUS = {
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator"),
-    "KV pool": ("MHATokenToKVPool",),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool"),
     "prefix cache": ("RadixCache",),
 }
 

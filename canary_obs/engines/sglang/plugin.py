@@ -106,7 +106,7 @@ def _splice(scheduler: Any, stack: ExitStack) -> None:
     from canary_obs.config import CanaryConfig, load
     from canary_obs.engines.sglang.disaggregation import spliced_buffers
     from canary_obs.engines.sglang.settings import settings_of
-    from canary_obs.engines.sglang.tried_pairs import ROLES
+    from canary_obs.engines.sglang.untried import ROLES
 
     if load(CanaryConfig).transfer_records and settings_of(scheduler).disaggregation_mode in ROLES:
         stack.enter_context(spliced_buffers(scheduler))

@@ -16,7 +16,6 @@ from canary_obs.engines.sglang.disaggregation import (
     TransferHooks,
     _records_for,
 )
-from canary_obs.engines.sglang.tried_pairs import _TRIED_POOLS, untried_pair
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -287,61 +286,3 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     decode, observer, _ = hooks("decode", {}, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=None))
     assert observer.faults == ["transfer"]
-
-
-_TIER = {"enable_hierarchical_cache": True, "pool": "MHATokenToKVPool", "disaggregation_mode": "prefill"}
-_OFFLOADS = {"disaggregation_decode_enable_offload_kvcache": True, "pool": "MHATokenToKVPool"}
-_DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({}, None),
-        ({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mori"}, None),
-        ({"disaggregation_transfer_backend": "mooncake"}, None),
-        ({"disaggregation_transfer_backend": "mori"}, "over mori: tested are those over nixl, mooncake"),
-        ({"tp_size": 2}, None),
-        ({"pp_size": 2}, "with pp_size=2: tested are those of tensor ranks"),
-        ({"dp_size": 2}, "with dp_size=2: tested are those of tensor ranks"),
-        ({"attn_dp_size": 2}, "with attn_dp_size=2: tested are those of tensor ranks"),
-        ({"disaggregation_decode_enable_radix_cache": True}, None),
-        (
-            {"disaggregation_mode": "prefill", "pool": "MHATokenToKVPoolFP4"},
-            f"with a MHATokenToKVPoolFP4: tested are those with {', '.join(_TRIED_POOLS)}",
-        ),
-        (
-            {"pool": "HybridLinearKVPool"},  # of latent vectors, or others
-            f"with a HybridLinearKVPool of NoneType: tested are those with {', '.join(_TRIED_POOLS)}",
-        ),
-        (_DRAFTS, None),
-        (
-            _DRAFTS | {"pool": "SWAKVPool"},
-            "with drafts and a SWAKVPool: tested are those with MHATokenToKVPool",
-        ),
-        (_TIER, None),
-        (
-            _TIER | {"pool": "MLATokenToKVPool"},
-            "with a hierarchical cache and a MLATokenToKVPool: tested are those with MHATokenToKVPool",
-        ),
-        (_TIER | {"disaggregation_mode": "decode"}, None),
-        (_OFFLOADS, None),
-        (_OFFLOADS | {"tp_size": 2}, "with KV that is stored and tp_size=2: tested are those with 1"),
-        (_TIER | {"tp_size": 2}, "with a hierarchical cache and tp_size=2: tested are those with 1"),
-        (_DRAFTS | {"tp_size": 2}, "with drafts and tp_size=2: tested are those with 1"),
-        (
-            _DRAFTS | {"disaggregation_transfer_backend": "mooncake"},
-            "with drafts and disaggregation_transfer_backend=mooncake: tested are those with nixl",
-        ),
-    ],
-)
-def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str | None) -> None:
-    run = {
-        "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
-        "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "pool": "SWAKVPool",
-        "speculative_algorithm": None, "enable_hierarchical_cache": False,
-        "disaggregation_decode_enable_offload_kvcache": False,
-    } | given  # fmt: skip
-    untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
-    assert (untried or "").endswith(reason or "")
-    assert (untried is None) == (reason is None)

@@ -19,7 +19,7 @@ from canary_obs.engines.sglang.limits import (
     _WITH_UNIFIED_MEMORY,
     check_scheduler,
 )
-from canary_obs.engines.sglang.tried_pairs import ROLES
+from canary_obs.engines.sglang.untried import ROLES
 from canary_obs.errors import UnsupportedEngine
 
 CPU, GPU = "0.5.23", "0.5.16"
@@ -93,10 +93,17 @@ def test_what_is_covered_on_a_gpu_passes() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in _ON_GPUS if name not in _SETTINGS])
-def test_parallelism_that_nobody_has_tried_on_gpus_is_named(name: str) -> None:
-    check_scheduler(scheduler(**{name: 2}), CPU)
-    with pytest.raises(UnsupportedEngine, match=f"^SGLang with {name}=2 is not covered yet: .* on GPUs"):
-        check_scheduler(on_gpu(**{name: 2}), GPU)
+def test_what_is_not_followed_on_gpus_is_named(name: str) -> None:
+    other = 2 if _ON_GPUS[name][0] == (1,) else True
+    check_scheduler(scheduler(**{name: other}), CPU)
+    with pytest.raises(UnsupportedEngine, match=f"^SGLang with {name}={other} is not covered yet: .* on GPU"):
+        check_scheduler(on_gpu(**{name: other}), GPU)
+
+
+@pytest.mark.parametrize("name", ["tp_size", "dp_size"])
+def test_ranks_that_nobody_has_tried_on_gpus_pass(name: str) -> None:
+    """The adapter calls them untried."""
+    check_scheduler(on_gpu(**{name: 2}), GPU)
 
 
 def drafting(name: str = "MHATokenToKVPool", count: int = 1, **changed: Any) -> Any:
@@ -240,8 +247,9 @@ def test_drafts_in_host_memory_are_copied_with_the_targets_full_layers() -> None
         check_scheduler(found, CPU)
 
 
-@pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool"])
-def test_pools_that_nobody_has_tried_on_gpus_are_named(name: str) -> None:
+@pytest.mark.parametrize("name", ["SWAKVPool", "MLATokenToKVPoolFP4"])
+def test_pools_that_are_not_covered_on_gpus_are_named(name: str) -> None:
+    check_scheduler(on_gpu({"KV pool": "MLATokenToKVPool"}), GPU)
     with pytest.raises(UnsupportedEngine, match=f"KV pool {name} is not covered yet"):
         check_scheduler(on_gpu({"KV pool": name}), GPU)
 

@@ -1,6 +1,7 @@
 """Answers of an SGLang `Engine`, whose scheduler runs in a process of its own, written to a file as JSON.
 
-With the setting `alone`: of a scheduler in this process, which starts in a third of the time.
+With the setting `alone`: of a scheduler in this process, which starts in a third of the time. With
+`gpus_hooks`: with the hooks and views that a GPU's forwards are checked with.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from canary_obs.engines.sglang import adapter
 from tests.engines.sglang.real.rig import DEFAULTS, Rig
 from tests.engines.sglang.real.traffic import prompts
 
 
 def main(model: str, result: str, rounds: str, settings: str) -> None:
     """Engine settings are JSON, in addition to the tests' defaults."""
-    if "alone" in json.loads(settings):
+    given = json.loads(settings)
+    if "alone" in given:
         _alone(Path(model), Path(result), int(rounds))
         return
+    if given.pop("gpus_hooks", False):
+        adapter.concurrent = lambda device: True
     from sglang.srt.entrypoints.engine import Engine
 
     # SGLang spawns its processes, each of which imports all of it: these are forked.
     # Those of test_server.py are spawned.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[method-assign,assignment]
-    engine = Engine(model_path=model, **(DEFAULTS | json.loads(settings)))
+    engine = Engine(model_path=model, **(DEFAULTS | given))
     found: list[Any] = []
     sampling = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True}
     for seed in range(int(rounds)):

@@ -97,9 +97,12 @@ def counted(method: Any, name: str, seen: Counter[str]) -> Any:
     return call
 
 
-@pytest.mark.parametrize(("page", "busy"), [(1, True), (16, True), (16, False)])
+@pytest.mark.parametrize(
+    ("model", "page", "busy"),
+    [("llama", 1, True), ("llama", 16, True), ("llama", 16, False), ("latent", 1, True)],
+)
 def test_a_storm_whose_tables_are_copied(
-    make_rig: Any, seen: Counter[str], page: int, busy: bool, monkeypatch: pytest.MonkeyPatch
+    make_rig: Any, seen: Counter[str], model: str, page: int, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU's forwards are checked with: views of copies, and checks that follow the launch.
 
@@ -110,12 +113,13 @@ def test_a_storm_whose_tables_are_copied(
     ways = "_early", "_in_line", "_next_to"
     for way in ways:
         monkeypatch.setattr(StreamHooks, way, counted(getattr(StreamHooks, way), way, seen))
-    rig = make_rig(**_SMALL, page_size=page, disable_overlap_schedule=False)
+    rig = make_rig(model, **_SMALL, page_size=page, disable_overlap_schedule=False)
     assert isinstance(rig.adapter._hooks, StreamHooks)
     rig.run(storm(rig))
     assert [seen[way] > 40 for way in ways] == [busy, not busy, True], seen
     assert rig.settle() == []
-    assert rig.canary.verdict() == (State.OK, ())
+    untried = "SGLang on GPUs with a MLATokenToKVPool: tested are those with MHATokenToKVPool"
+    assert rig.canary.verdict() == ((State.OK, ()) if model == "llama" else (State.DEGRADED, (untried,)))
     assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
     for phase in (Phase.HEAD, Phase.TAIL):
         assert rig.counters().verified[phase] > 20_000

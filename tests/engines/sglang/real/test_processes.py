@@ -40,7 +40,7 @@ def start(models: Any, tmp_path: Path) -> Start:
     def run(hub_folder: str, canary: dict[str, str], rounds: int, **settings: Any) -> Iterator[Path]:
         result, log = tmp_path / "answers", Path(hub_folder) / "log"
         result.unlink(missing_ok=True)
-        ranks = settings.get("dp_size", 1) * settings.get("pp_size", 1)
+        ranks = settings.get("dp_size", 1) * settings.get("pp_size", 1) * settings.get("tp_size", 1)
         variables = os.environ | environment(tmp_path, canary, ranks)
         command = [sys.executable, "-m", "tests.engines.sglang.real.engine_process"]
         with log.open("wb") as output:
@@ -79,6 +79,10 @@ def service() -> Iterator[tuple[Hub, str, dict[str, str]]]:
 def assert_protected(hub: Hub) -> None:
     """Soon: both ranks have said what they are, and each has checked much."""
     wait_until(lambda: hub.verdict() == (State.OK, ()))
+    assert_checked(hub)
+
+
+def assert_checked(hub: Hub) -> None:
     ranks = hub.ranks()
     assert [rank.identity.rank for rank in ranks] == [0, 1]
     for rank in ranks:
@@ -103,6 +107,16 @@ def test_the_replicas_of_an_engine_are_protected_and_its_answers_stay(
     plain = make_rig(disable_overlap_schedule=False)
     alone = [plain.generate(prompts(12, seed, longest=280), 24) for seed in range(3)]
     assert answers == [answer for found in alone for answer in found.values()]
+
+
+def test_tensor_ranks_with_the_hooks_of_gpus_are_protected(start: Start) -> None:
+    """As nobody has run them there, they say so."""
+    overlap = {"tp_size": 2, "disable_overlap_schedule": False, "gpus_hooks": True}
+    with service() as (hub, folder, canary), start(folder, canary, 1, **overlap):
+        said = [("SGLang on GPUs with tp_size=2: tested is one rank",)] * 2
+        wait_until(lambda: [one.snapshot and one.snapshot.state_reasons for one in hub.ranks()] == said)
+        assert hub.verdict()[0] == State.DEGRADED
+        assert_checked(hub)
 
 
 def test_the_stages_of_a_pipeline_are_protected(start: Start) -> None:

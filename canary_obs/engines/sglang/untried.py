@@ -1,4 +1,4 @@
-"""Which servers that prefill or decode only have been run as pairs to their end."""
+"""What has not been run to its end: servers that prefill or decode only as pairs, and engines on GPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _TRIED_POOLS = (
 )  # fmt: skip
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
+_TRIED_POOLS_ON_GPUS = ("MHATokenToKVPool",)
+_RANKS_ON_GPUS = ("tp_size", "dp_size")
 
 
 def untried_pair(arguments: Any, pool: Any) -> str | None:
@@ -37,6 +39,16 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
         for name, tried in _TRIED_WITH_FEATURES.items():
             if (value := getattr(arguments, name)) != tried:
                 return f"{pair} with {what} and {name}={value}: tested are those with {tried}"
+    return None
+
+
+def untried_on_gpus(arguments: Any, pool: Any) -> str | None:
+    """What of an engine on GPUs has not been run there; None = nothing."""
+    for name in _RANKS_ON_GPUS:
+        if (value := getattr(arguments, name)) > 1:
+            return f"SGLang on GPUs with {name}={value}: tested is one rank"
+    if (held := type(pool).__name__) not in _TRIED_POOLS_ON_GPUS:
+        return f"SGLang on GPUs with a {held}: tested are those with {', '.join(_TRIED_POOLS_ON_GPUS)}"
     return None
 
 
