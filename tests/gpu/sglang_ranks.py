@@ -1,0 +1,187 @@
+"""SGLang on several GPUs, or with latent pools: `python -m tests.gpu.sglang_ranks --tp 2 --output FILE`.
+
+An engine in processes of its own, as in production, serves prompts without a canary, with one, and with one
+that injects faults. Every rank has to say what it has checked, to report nothing without a fault, and to miss
+none of them. On a CPU the engine has the hooks of GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from canary_obs.bench.environment import environment
+from canary_obs.bench.sglang_engine import engine_settings
+from canary_obs.config import ServiceConfig
+from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
+from canary_obs.hub.hub import Hub
+from canary_obs.hub.ranks import violations_of
+from canary_obs.records import Snapshot
+from canary_obs.transport.listener import ZmqListener
+from canary_obs.vocabulary import Phase
+from tests.engines.sglang.real.traffic import prompts
+
+ROOT = Path(__file__).parents[2]
+ON_GPUS = torch.cuda.is_available()
+LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_hidden_layers": 4,
+    "hidden_size": 2048, "intermediate_size": 4096, "moe_intermediate_size": 64, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 4, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 4, "moe_layer_freq": 1, "topk_method": "greedy",
+    "n_group": 1, "topk_group": 1, "scoring_func": "softmax", "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False, "vocab_size": 1024, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "ep_size": 1,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "attention_bias": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "mscale": 0.7,
+        "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
+TINY_LATENT: dict[str, Any] = LATENT | {
+    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+}  # fmt: skip
+PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
+_TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
+
+
+def serve(folder: Path, settings: dict[str, Any]) -> None:
+    """The engine's process: answers of all prompts to `answers.json`."""
+    if not ON_GPUS:
+        from canary_obs.engines.sglang import adapter
+        from tests.engines.sglang.real import stand_ins, streams
+
+        stand_ins.install()
+        stand_ins.attention()
+        streams.install()
+        adapter.concurrent = lambda device: True
+        multiprocessing.set_start_method("fork", force=True)  # the processes of its ranks have them, too
+        multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[method-assign,assignment]
+    from sglang.srt.entrypoints.engine import Engine
+
+    engine = Engine(
+        model_path=str(folder), max_running_requests=8, chunked_prefill_size=256, context_length=2048,
+        max_total_tokens=4096, watchdog_timeout=1e6, **(engine_settings(on_gpu=ON_GPUS) | settings),
+    )  # fmt: skip
+    sampling = {"max_new_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
+    found: list[list[int]] = []
+    for seed in range(_ROUNDS):
+        asked = list(prompts(_REQUESTS, seed, longest=280).values())
+        answers = engine.generate(input_ids=asked, sampling_params=[dict(sampling) for _ in asked])
+        found += [list(answer["output_ids"]) for answer in answers]
+    (folder / "answers.json").write_text(json.dumps(found), "utf-8")
+    engine.shutdown()
+
+
+def run(model: dict[str, Any], settings: dict[str, Any], mode: str, perturb: str = "") -> dict[str, Any]:
+    """One engine from its start to its end: its answers, and each rank's last word."""
+    with TemporaryDirectory(prefix="kvc") as name:
+        folder, endpoint = Path(name), f"ipc://{name}/s.sock"
+        (folder / "config.json").write_text(json.dumps(model), "utf-8")
+        hub = Hub(ServiceConfig(endpoint=endpoint))
+        listener = ZmqListener(endpoint, hub)
+        canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_PERTURB": perturb}
+        canary["KV_CANARY_PERTURB_ENABLED"] = str(bool(perturb)).lower()
+        cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(settings["tp_size"]))
+        own = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
+        command = [sys.executable, "-m", __spec__.name, "--serve", name, "--settings", json.dumps(settings)]
+        try:
+            subprocess.run(command, env=os.environ | canary | own, cwd=ROOT, check=True, stdout=sys.stderr)
+        finally:
+            listener.close()
+        answers = json.loads((folder / "answers.json").read_text("utf-8"))
+        ranks = {rank.identity.rank: said(rank.snapshot) for rank in hub.ranks() if rank.snapshot}
+        return {"answers": answers, "ranks": ranks}
+
+
+def said(snapshot: Snapshot) -> dict[str, Any]:
+    """What a rank has checked and found."""
+    full = snapshot.groups["full"]
+    return {
+        "device": snapshot.identity.device,
+        "state": snapshot.state.value,
+        "reasons": list(snapshot.state_reasons),
+        "verified": {phase.value: full.verified[phase] for phase in (Phase.HEAD, Phase.TAIL)},
+        "hashed": {phase.value: full.hashed[phase] for phase in (Phase.HEAD, Phase.SWEEP, Phase.PATROL)},
+        "violations": violations_of(snapshot),
+        "observer_faults": sum(snapshot.observer_faults.values()),
+        "injected": {
+            mode.value: {
+                "detected": count.detected, "masked": count.masked, "missed": count.missed, "open": count.open
+            }
+            for mode, count in snapshot.perturbations.items() if count.injected
+        },
+    }  # fmt: skip
+
+
+def problems(clean: dict[int, Any], faulty: dict[int, Any], ranks: int) -> list[str]:
+    """What is not as it has to be."""
+    found = [f"{len(each)} of {ranks} ranks have reported" for each in (clean, faulty) if len(each) != ranks]
+    for rank, one in clean.items():
+        if one["violations"] or one["observer_faults"] or one["state"] not in ("ok", "degraded"):
+            found.append(f"rank {rank} without faults: {one}")
+        if min(one["verified"].values()) < 5_000:
+            found.append(f"rank {rank} has verified {one['verified']}")
+    for rank, one in faulty.items():
+        if not one["injected"] or one["observer_faults"]:
+            found.append(f"rank {rank} with faults: {one}")
+        for mode, count in one["injected"].items():
+            if count["missed"]:
+                found.append(f"rank {rank} has missed {count['missed']} of {mode}")
+    return found
+
+
+def main() -> int:
+    """Exit code 1 = a rank is silent, has reported without a fault, or has missed one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--shape", choices=(*SHAPES, "latent"), default="small" if ON_GPUS else "tiny")
+    parser.add_argument("--attention", default=None, help="SGLang's attention backend")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve is not None:
+        serve(given.serve, given.settings)
+        return 0
+    settings: dict[str, Any] = {"tp_size": given.tp, "dp_size": given.dp}
+    if given.attention:
+        settings["attention_backend"] = given.attention
+    latent = LATENT if ON_GPUS else TINY_LATENT
+    model = latent if given.shape == "latent" else LLAMA | SHAPES[given.shape]
+    runs = {
+        "none": run(model, settings, "none"),
+        "clean": run(model, settings, "log"),
+        "perturbed": run(model, settings, "log", PERTURB),
+    }
+    plain, checked = runs["none"]["answers"], runs["clean"]["answers"]
+    wrong = problems(runs["clean"]["ranks"], runs["perturbed"]["ranks"], given.tp * given.dp)
+    result = {
+        "environment": environment(),
+        "plan": settings | {"shape": given.shape, "perturb": PERTURB},
+        # On GPUs a sum's order may depend on what else is in a batch, and so may an answer.
+        "answers": {"equal": sum(map(list.__eq__, plain, checked)), "of": len(plain)},
+        "clean": runs["clean"]["ranks"],
+        "perturbed": runs["perturbed"]["ranks"],
+        "problems": wrong,
+    }
+    text = json.dumps(result, indent=1)
+    if given.output:
+        given.output.write_text(text + "\n", "utf-8")
+    print(text)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
