@@ -353,6 +353,14 @@ SCHEDULER = (
         ("    if output.total_num_scheduled_tokens:\n", "    if True:\n", _ALIKE),
     ),
     *mutants(
+        "canary_obs/engines/vllm/block_events.py",
+        (
+            "if start < stop and None not in",
+            "if None not in",
+            "tests/engines/vllm/test_block_events.py::test_runs_of_blocks",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/vllm/pending_events.py",
         (
             "    vars(pool).setdefault(PENDING, []).append(EventsLost(1))",

@@ -87,7 +87,7 @@ def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any
 
 def _cached_runs(blocks: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Bounds of the runs of blocks that have a hash; null blocks of a window have none."""
-    if None not in map(_HASH, blocks[start:stop]):
+    if start < stop and None not in map(_HASH, blocks[start:stop]):
         yield start, stop
         return
     first = start

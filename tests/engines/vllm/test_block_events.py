@@ -40,6 +40,8 @@ def published(blocks: list[Block], start: int, stop: int) -> list[object]:
         ([Block(3), Block(7, None), Block(5)], 0, [Published(2, 3, 0, -1, 16), Published(2, 5, 2, 7, 16)]),
         ([Block(3), Block(7, None)], 1, []),
         ([NULL, NULL], 0, []),
+        ([Block(3), Block(7)], 2, []),
+        ([Block(3), Block(7)], 3, []),
     ],
 )
 def test_runs_of_blocks(blocks: list[Block], start: int, expected: list[object]) -> None:
