@@ -53,7 +53,7 @@ class EngineLink(Protocol):
         """Messages that were not sent."""
 
     def send(self, message: EngineMessage) -> bool:
-        """Queue a message; False = dropped and counted."""
+        """Queue a message; False = dropped, and counted, but for snapshots to a service that is away."""
 
     def receive(self) -> list[Command]:
         """Commands that arrived since the last call; at most COMMANDS_PER_CALL."""

@@ -23,8 +23,8 @@ _JOIN_SECONDS = 1.0
 class SenderThread:
     """An EngineLink whose `send` and `receive` only touch in-memory queues.
 
-    The ZmqLink is used by this thread alone. When its queue is full, messages wait here in order; beyond
-    `capacity` waiting messages the next one is dropped and counted.
+    The ZmqLink is used by this thread alone. When its queue is full, messages other than snapshots wait here
+    in order; beyond `capacity` waiting messages the next one is dropped.
     """
 
     def __init__(self, link: ZmqLink, capacity: int = QUEUED_MESSAGES) -> None:
@@ -43,13 +43,13 @@ class SenderThread:
 
     @property
     def dropped(self) -> int:
-        """Messages that were not sent."""
+        """Messages that were not sent, but for snapshots."""
         return self._rejected + self._lost
 
     def send(self, message: EngineMessage) -> bool:
         """Queue a message; False when the queue is full, or after close."""
         if self._closed or len(self._outbox) >= self._capacity:
-            self._rejected += 1
+            self._rejected += not isinstance(message, Snapshot)
             return False
         self._outbox.append(message)
         if not isinstance(message, Snapshot):

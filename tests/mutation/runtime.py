@@ -365,6 +365,11 @@ COUNTER_READER = mutants(
 SENDER = mutants(
     "canary_obs/transport/sender.py",
     (
+        "self._rejected += not isinstance(message, Snapshot)",
+        "self._rejected += 1",
+        "tests/transport/test_sender.py::test_after_close_messages_are_dropped",
+    ),
+    (
         "                self._outbox.appendleft(message)",
         "                pass",
         "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_and_drops_snapshots",
