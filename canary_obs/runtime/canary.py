@@ -84,8 +84,8 @@ class CanaryRuntime(SlotHooks):
         copies = config.pipeline_rows, self._counters_arrived
         self.counter_reader = CounterReader(self.state, self.health, log, *copies)
         self.health.add_source(CounterAge(self.counter_reader, self.run))
-        pace = config.parsed_patrol_budget, bandwidth
-        self.patrol = Patrol(self.state, self.health, *pace, self.counter_reader)
+        budget = config.parsed_patrol_budget
+        self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
         announcements = Announcements(self.state, self.history, first_reads, self.checks)
