@@ -92,7 +92,9 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, perturb: str
         listener = ZmqListener(endpoint, hub)
         canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_PERTURB": perturb}
         canary["KV_CANARY_PERTURB_ENABLED"] = str(bool(perturb)).lower()
-        cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(settings["tp_size"]))
+        cores = "|".join(
+            str(core % (os.cpu_count() or 1)) for core in range(settings["tp_size"] * settings["dp_size"])
+        )
         own = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
         command = [sys.executable, "-m", __spec__.name, "--serve", name, "--settings", json.dumps(settings)]
         try:
