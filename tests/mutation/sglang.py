@@ -409,6 +409,11 @@ ALL = (
             "> 10.0:",
             _TREE + "test_a_walk_that_would_take_too_long_is_refused_before_it_begins",
         ),
+        (
+            "held * min(self._seconds_per_slot)",
+            "held * self._seconds_per_slot[-1]",
+            _TREE + "test_one_walk_that_took_long_does_not_end_all_sweeps",
+        ),
     ),
     *mutants(
         "canary_obs/engines/sglang/batch_views.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,10 @@ _FIRST_SLOTS = 10_000  # that a first walk may have: the slower of SGLang's two 
 
 
 class PrefixTree(PrefixCache):
-    """The tree's own walk, at once. A cache that would take too long to walk is not swept, and says so."""
+    """The tree's own walk, at once. A cache that would take too long to walk is not swept, and says so.
+
+    What a slot takes is the less of the last two walks: one that was held up does not end all that follow.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class PrefixTree(PrefixCache):
         self._ratios = ratios
         self._tree, self._freed, self._own_slots = tree, freed, own_slots
         self._marks = {group: each.mark() for group, each in freed.items()}
-        self._seconds_per_slot = LONGEST_WALK_SECONDS / _FIRST_SLOTS
+        self._seconds_per_slot = deque([LONGEST_WALK_SECONDS / _FIRST_SLOTS], maxlen=2)  # of the last walks
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of the tree's nodes; of those that no running request has locked.
@@ -56,15 +60,15 @@ class PrefixTree(PrefixCache):
             states = self._tree.all_mamba_values_flatten().to(torch.int64)
             return _states(_own(own, states) if (own := self._own_slots.get(group)) is not None else states)
         held = self._held(FULL)  # a walk of a window group passes them all
-        if (seconds := held * self._seconds_per_slot) > LONGEST_WALK_SECONDS:
+        if (seconds := held * min(self._seconds_per_slot)) > LONGEST_WALK_SECONDS:
             raise walk_too_long(f"{held} tokens", seconds)
-        started = time.perf_counter()
+        started = time.thread_time()  # what other processes do with the cores is not the walk's
         found = self._tree.tree_core.walk_for_kv_canary(
             unlocked_only=unlocked_only, swa_resident_only=group in self._windowed
         )
         self._marks[group] = self._freed[group].mark()
         if held >= _FIRST_SLOTS // 10:  # of few the call itself costs most
-            self._seconds_per_slot = (time.perf_counter() - started) / held
+            self._seconds_per_slot.append((time.thread_time() - started) / held)
         slots, previous = found.slot_indices.to(torch.int64), found.prev_slot_indices.to(torch.int64)
         if (own := self._own_slots.get(group)) is not None:
             slots, previous = _own(own, slots), _own(own, previous)

@@ -63,7 +63,7 @@ class RadixTree(PrefixTree):
     def _nodes(self) -> tuple[list[Any], list[int]]:
         """All but the root, and the place of the parent of each (-1 = the root)."""
         nodes, parents, checked = list[Any](), list[int](), _NODES_BETWEEN
-        deadline = time.perf_counter() + LONGEST_WALK_SECONDS
+        deadline = time.thread_time() + LONGEST_WALK_SECONDS
         waiting: list[tuple[Any, int]] = [(self._tree.root_node, -1)]
         while waiting:
             node, place = waiting.pop()
@@ -74,7 +74,7 @@ class RadixTree(PrefixTree):
             waiting += [(child, number) for number, child in enumerate(children, first) if child.children]
             if len(nodes) >= checked:
                 checked = len(nodes) + _NODES_BETWEEN
-                if time.perf_counter() > deadline:
+                if time.thread_time() > deadline:
                     raise walk_too_long(f"{self._held('full')} tokens", None)
         return nodes, parents
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,16 +101,37 @@ def test_a_walk_that_would_take_too_long_is_refused_before_it_begins() -> None:
 
 def test_what_a_walk_takes_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 us for each slot: 20 000 may be walked in 20 ms, one more may not."""
-    seconds = iter([0.0, 0.01, 5.0, 5.02])
-    monkeypatch.setattr(prefix_tree.time, "perf_counter", lambda: next(seconds))
+    seconds = iter([0.0, 0.01, 2.0, 2.01, 5.0, 5.02])
+    monkeypatch.setattr(prefix_tree.time, "thread_time", lambda: next(seconds))
     held = Tree([1] * 10_000)
     tree = PrefixTree(held, {"full": FreedSlots(Tokens(2), 3)})
+    tree.cached("full", unlocked_only=False)
     tree.cached("full", unlocked_only=False)
     held.slots = [1] * 20_001
     with pytest.raises(UnsupportedEngine, match="for about 20 ms"):
         tree.cached("full", unlocked_only=False)
     held.slots = [1] * 20_000
     tree.cached("full", unlocked_only=False)
+
+
+def test_one_walk_that_took_long_does_not_end_all_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that did something else for once; two such walks in a row are the tree's own time."""
+    seconds = iter([0.0, 0.001, 1.0, 1.1, 2.0, 2.001, 3.0, 3.1, 4.0, 4.1])
+    monkeypatch.setattr(prefix_tree.time, "thread_time", lambda: next(seconds))
+    tree = PrefixTree(Tree([1] * 1000), {"full": FreedSlots(Tokens(2), 3)})
+    for _ in range(5):
+        tree.cached("full", unlocked_only=False)
+    with pytest.raises(UnsupportedEngine, match="for about 100 ms"):
+        tree.cached("full", unlocked_only=False)
+
+
+def test_a_walk_that_waited_for_a_core_did_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes had the cores for 30 ms in each of three walks."""
+    now = itertools.count(step=0.03)
+    monkeypatch.setattr(prefix_tree.time, "perf_counter", lambda: next(now))
+    tree = PrefixTree(Tree([1] * 1000), {"full": FreedSlots(Tokens(2), 3)})
+    for _ in range(3):
+        assert tree.cached("full", unlocked_only=False).slots.numel() == 1000
 
 
 def test_a_window_group_has_slots_of_its_own() -> None:

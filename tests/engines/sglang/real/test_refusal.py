@@ -181,7 +181,7 @@ def test_a_cache_that_takes_too_long_to_walk(make_rig: Any, monkeypatch: pytest.
     monkeypatch.setenv("KV_CANARY_IDLE_SWEEP_SECONDS", "0.01")
     rig = make_rig()
     rig.generate(prompts(3))
-    rig.adapter.prefix_cache._seconds_per_slot = 1.0
+    rig.adapter.prefix_cache._seconds_per_slot.extend((1.0, 1.0))
     rig.idle_until(lambda: states(rig)[0] is State.DEGRADED)
     assert "would hold up the scheduler" in states(rig)[1]
 
