@@ -25,6 +25,7 @@ from canary_obs.reference_engine.model import paged_attention
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
 INTEGERS |= {"width", "num_tokens", "state", "size", "own_stride", "ticks", "count", "with_rows", "baselines"}
+INTEGERS |= {"last_slot"}
 FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
@@ -53,7 +54,8 @@ JOBS = [
     (reset.reset_kernel, {"BLOCK": 256}),
     (drafts.keep_kernel, {"AHEAD": 3, "LIMIT": 131072, "PAGE_SIZE": 16, "BLOCK": 256}),
     (drafts.keep_kernel, {"AHEAD": 0, "LIMIT": 131072, "PAGE_SIZE": 1, "BLOCK": 256}),
-    (decode.decode_kernel, {"BLOCK": decode.BLOCK}),
+    (decode.decode_kernel, {"BLOCK": decode.BLOCK, "WINDOWED": False}),
+    (decode.decode_kernel, {"BLOCK": decode.BLOCK, "WINDOWED": True}),
     (forward_start.start_kernel, {"BLOCK": forward_start.BLOCK}),
     (digest.lists_kernel, {"BLOCK": 1024}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 0, "ROOM": 0}),
@@ -93,7 +95,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 28), (("hip", "gfx942", "64", "hsaco"), 27)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 29), (("hip", "gfx942", "64", "hsaco"), 28)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

@@ -15,10 +15,13 @@ from tests.kernels.scenes import device_of
 COLUMNS = "input_ids", "positions", "out_slots"
 
 
-def memory_on(device, table):
-    memory = DecodeMemory.allocate(table.to(device))
+def memory_on(device, table, windows=False):
+    memory = DecodeMemory.allocate(table.to(device), windows=windows)
     for tensor in (memory.table, memory.prefix_lens, memory.tokens, memory.known):
         tensor.fill_(-7)
+    if windows:
+        memory.windows.fill_(-7)
+        memory.window_slots.fill_(-7)
     return memory
 
 
@@ -74,6 +77,34 @@ def test_a_token_more_of_each(backend, known):
 
 
 @pytest.mark.parametrize("backend", list(Backend))
+def test_slots_of_a_window_group(backend):
+    """Of row 2, the first token has left the window. 31 and -3 are no slots, and 4 is no row."""
+    device = device_of(backend)
+    table = TABLE.clone()
+    table[2, 1], table[0, 1] = 31, -3
+    windows = torch.zeros(31, dtype=torch.int64, device=device)
+    windows[torch.tensor([0, 20, 21, 22, 30])] = torch.tensor([5, 0, 6, 7, -1], device=device)
+    windows[torch.tensor([10, 12])] = torch.tensor([3, 4], device=device)
+    memory = memory_on(device, table, windows=True)
+    step = a_step(device, table, [2, 0, 4], [3, 2, 2], host(device))
+    out_slots = torch.tensor([10, 11, 12], device=device)
+    keep_decode(backend, memory, step._replace(out_slots=out_slots, window_slots=windows), Known.GIVEN)
+    rest = [-7] * 10
+    assert memory.windows.tolist() == [[0, -1, 7, *rest[3:]], [5, -1, *rest[2:]], [-1, -1, *rest[2:]], rest]
+    assert memory.table.tolist() == [[20, 31, 22, *rest[3:]], [0, -3, *rest[2:]], [-1, -1, *rest[2:]], rest]
+    assert (memory.tokens[2].tolist(), memory.window_slots.tolist()) == ([10, 11, 12, -7], [3, -1, 4, -7])
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_window_slots_have_memory_or_are_not_given(windows):
+    memory = memory_on("cpu", TABLE, windows)
+    given = None if windows else torch.zeros(3, dtype=torch.int64)
+    step = a_step("cpu", TABLE, [1], [2], host("cpu"))._replace(window_slots=given)
+    with pytest.raises(KernelArgumentError, match="the rule is both or none"):
+        keep_decode(Backend.TORCH, memory, step, Known.GIVEN)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
 def test_lengths_that_the_table_cannot_have(backend):
     device = device_of(backend)
     memory = memory_on(device, TABLE)
@@ -107,7 +138,9 @@ def test_a_batch_that_decodes_for_many_steps(backend, seed):
     kind = draw.choice([torch.int32, torch.int64])
     table = torch.from_numpy(np.random.default_rng(seed).integers(0, 2**31 - 1, (requests + 1, width)))
     table = table.to(draw.choice([torch.int32, torch.int64]))
-    memory = memory_on(device, table)
+    windows = torch.from_numpy(np.random.default_rng(seed).permutation(3 * width))
+    windows = windows.to(device) if draw.random() < 0.5 else None
+    memory = memory_on(device, table, windows is not None)
     lists = [[draw.randrange(200_000) for _ in range(draw.randrange(1, width - 12))] for _ in range(requests)]
     rows, late = draw.sample(range(requests + 1), requests), draw.random() < 0.5
     for number in range(6):
@@ -123,8 +156,12 @@ def test_a_batch_that_decodes_for_many_steps(backend, seed):
             known = Known.NEXT_BEFORE if late else Known.NEXT
             columns = host(device, [tokens[-1] for tokens in lists], most=requests + 1)
         lens = [size + late for size in sizes]
-        keep_decode(backend, memory, a_step(device, table, rows, lens, columns, kind), known)
+        step = a_step(device, table, rows, lens, columns, kind)._replace(window_slots=windows)
+        keep_decode(backend, memory, step, known)
         assert memory.known[:, :requests].tolist() == [before, sizes, after]
         assert memory.prefix_lens[:requests].tolist() == [length - 1 for length in lens]
         for place, (row, length) in enumerate(zip(rows, lens, strict=True)):
             assert torch.equal(memory.table[place, :length].cpu(), table[row, :length])
+            if windows is not None:
+                of = windows.cpu()[table[row, :length].to(torch.int64).clamp(max=windows.numel() - 1)]
+                assert torch.equal(memory.windows[place, :length].cpu().to(torch.int64), of)

@@ -21,19 +21,20 @@ _SLOTS, _MOST_SPLITS = 4096, 16
 
 
 @triton.jit(
-    do_not_specialize=["own_stride", "stride", "table_stride", "num_rows", "width", "state"],
+    do_not_specialize=["own_stride", "stride", "table_stride", "num_rows", "width", "last_slot", "state"],
     do_not_specialize_on_alignment=[
-        "table", "rows", "seq_lens", "input_ids", "positions", "out_slots", "host",
+        "table", "rows", "seq_lens", "input_ids", "positions", "out_slots", "window_slots", "host",
     ],
 )  # fmt: skip
 def decode_kernel(
-    own_table, own_prefix, own_tokens, own_known, own_stride, stride,
-    table, table_stride, num_rows, width, rows, seq_lens, input_ids, positions, out_slots, host, state,
-    BLOCK: tl.constexpr,
+    own_table, own_prefix, own_tokens, own_known, own_windows, own_slots, own_stride, stride,
+    table, table_stride, num_rows, width, rows, seq_lens, input_ids, positions, out_slots, window_slots,
+    last_slot, host, state, BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) copies the blocks split, split + splits, ... of the request's row.
 
-    state: of the host's columns, a Known.
+    state: of the host's columns, a Known. last_slot: of window_slots. Unless WINDOWED, own_windows,
+    own_slots and window_slots are not read or written.
     """
     place = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1).to(tl.int64)
@@ -58,6 +59,9 @@ def decode_kernel(
         tl.store(own_tokens + place, token)
         tl.store(own_tokens + stride + place, position)
         tl.store(own_tokens + 2 * stride + place, slot)
+        if WINDOWED:
+            kept = tl.load(window_slots + tl.where((slot >= 0) & (slot <= last_slot), slot, last_slot))
+            tl.store(own_slots + place, tl.where(kept > 0, kept, -1))
         tl.store(own_known + place, digest)
         tl.store(own_known + stride + place, known_len)
         tl.store(own_known + 2 * stride + place, chain)
@@ -69,31 +73,42 @@ def decode_kernel(
         index = start + offset
         found = tl.load(table + row * table_stride + index, mask=index < held, other=-1)
         tl.store(own_table + place * own_stride + index, found, mask=index < stop)
+        if WINDOWED:
+            of = found.to(tl.int64)
+            of = tl.where((of >= 0) & (of <= last_slot), of, last_slot)
+            windowed = tl.load(window_slots + of, mask=index < stop, other=0)
+            tl.store(own_windows + place * own_stride + index, windowed, mask=index < stop)
 
 
 def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
     """Launch; see `op.keep_decode`."""
-    table, rows, lens, ids, positions, slots, host = step
+    table, rows, lens, ids, positions, slots, host, windows = step
     requests = rows.shape[0]
     if not requests:
         return
     num_rows, width = table.shape
     grid = requests, min(-(-width // _SLOTS), _MOST_SPLITS)
     types = table.dtype, rows.dtype, lens.dtype, ids.dtype, positions.dtype, slots.dtype
+    own_windows, own_slots = memory.windows, memory.window_slots
+    if own_windows is None or own_slots is None or windows is None:
+        own_windows, own_slots, windows = memory.table, memory.prefix_lens, memory.prefix_lens
+    last = windows.shape[0] - 1
     start: Start | None = memory.cache.get(types)
     if start is not None:
         start(
             grid,
             (
                 table.data_ptr(), table.stride(0), num_rows, width, rows.data_ptr(), lens.data_ptr(),
-                ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), host.data_ptr(), int(known),
+                ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), windows.data_ptr(), last,
+                host.data_ptr(), int(known),
             ),
         )  # fmt: skip
         return
-    kept = memory.table, memory.prefix_lens, memory.tokens, memory.known
+    kept = memory.table, memory.prefix_lens, memory.tokens, memory.known, own_windows, own_slots
     strides = memory.table.stride(0), memory.tokens.stride(0)
-    given = table, table.stride(0), num_rows, width, rows, lens, ids, positions, slots, host, int(known)
-    compiled = decode_kernel[grid](*kept, *strides, *given, BLOCK=BLOCK, num_warps=_WARPS)
+    given = table, table.stride(0), num_rows, width, rows, lens, ids, positions, slots, windows, last, host
+    constants = {"BLOCK": BLOCK, "WINDOWED": memory.windows is not None}
+    compiled = decode_kernel[grid](*kept, *strides, *given, int(known), **constants, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         head = (*(tensor.data_ptr() for tensor in kept), *strides)
-        memory.cache[types] = Start(compiled, table.device, head, (BLOCK,))
+        memory.cache[types] = Start(compiled, table.device, head, tuple(constants.values()))

@@ -25,13 +25,18 @@ def keep_decode(backend: Backend, memory: DecodeMemory, step: DecodeStep, known:
 
     What is known becomes the host's columns or, with their tokens, what it was and one token more; the digest
     of a request then covers what precedes the forward. A row outside the table has the slot -1 everywhere.
-    Raises KernelArgumentError for a batch that the memory has no room for.
+    Raises KernelArgumentError for a batch, or window slots, that the memory has no room for.
     """
     requests = step.rows.shape[0]
     if requests > memory.prefix_lens.shape[0]:
         raise KernelArgumentError(
             f"a batch of {requests} requests; the rule is at most {memory.prefix_lens.shape[0]}; "
             "allocate for the engine's table"
+        )
+    if (memory.windows is None) is not (step.window_slots is None):
+        raise KernelArgumentError(
+            f"window slots {step.window_slots}, memory for them {memory.windows}; the rule is both or none; "
+            "allocate for the engine's groups"
         )
     if backend is Backend.TRITON:
         _kernel().keep_decode(memory, step, known)

@@ -10,6 +10,11 @@ from canary_kernels.decode.steps import Known
 from canary_kernels.hashing import mix_arrays
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from canary_kernels.decode.steps import DecodeMemory, DecodeStep
 
 
@@ -24,6 +29,11 @@ def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
     for place, (row, length) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
         stop = min(max(length, 0), width)
         own[place, :stop] = table[row, :stop] if 0 <= row < num_rows else -1
+        if memory.windows is not None and step.window_slots is not None:
+            memory.windows.numpy()[place, :stop] = _of_windows(step.window_slots, own[place, :stop])
+    if memory.window_slots is not None and step.window_slots is not None:
+        written = _of_windows(step.window_slots, step.out_slots.numpy())
+        memory.window_slots.numpy()[:count] = np.where(written > 0, written, -1)
     columns, host = memory.known.numpy()[:, :count], step.host.numpy()[:, :count]
     if known is Known.GIVEN:
         columns[:] = host
@@ -35,3 +45,10 @@ def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
     lengths += 1
     if known is Known.NEXT_BEFORE:
         digests[:] = chains
+
+
+def _of_windows(window_slots: Tensor, slots: NDArray[Any]) -> NDArray[np.int64]:
+    of = window_slots.numpy()
+    last = of.shape[0] - 1
+    found: NDArray[np.int64] = of[np.where((slots >= 0) & (slots <= last), slots, last)]
+    return found

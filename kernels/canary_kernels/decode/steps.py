@@ -26,17 +26,22 @@ class DecodeMemory:
     prefix_lens: Tensor  # int64 [max_requests]
     tokens: Tensor  # int64 [3, max_requests]; input ids, positions, slots of the new tokens
     known: Tensor  # int64 [3, max_requests]; digests, known_lens, known_digests, as of a StepView
+    # Slots in the window group, if there is one: as `table`, and of the new tokens, int64 [max_requests].
+    windows: Tensor | None = None
+    window_slots: Tensor | None = None
     cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def allocate(cls, table: Tensor) -> DecodeMemory:
-        """For an engine's slot table."""
+    def allocate(cls, table: Tensor, *, windows: bool = False) -> DecodeMemory:
+        """For an engine's slot table; `windows`: a window group has other slots than those in it."""
         most, device = int(table.shape[0]), table.device
         return cls(
             table=torch.zeros_like(table),
             prefix_lens=torch.zeros(most, dtype=torch.int64, device=device),
             tokens=torch.zeros((3, most), dtype=torch.int64, device=device),
             known=torch.zeros((3, most), dtype=torch.int64, device=device),
+            windows=torch.zeros_like(table) if windows else None,
+            window_slots=torch.zeros(most, dtype=torch.int64, device=device) if windows else None,
         )
 
 
@@ -50,3 +55,6 @@ class DecodeStep(NamedTuple):
     positions: Tensor  # [num_requests]
     out_slots: Tensor  # [num_requests]
     host: Tensor  # int64 [3, max_requests], contiguous, in memory that the device reads; see Known
+    # int64 [n]; by slot of the table, that in the window group (0 = none); the last place stands for all
+    # other numbers. None = there is no such group.
+    window_slots: Tensor | None = None
