@@ -72,11 +72,20 @@ class NodeWalk(CachedWalk):
     """Links come from the order of the nodes: each after its parent."""
 
     def __init__(
-        self, values: Sequence[Tensor], parents: Sequence[int], copies: SlotCopies, freed: FreedSlots
+        self,
+        values: Sequence[Tensor],
+        parents: Sequence[int],
+        copies: SlotCopies,
+        freed: FreedSlots,
+        tokens: Sequence[int] | None = None,
     ) -> None:
-        """Of each node: its slots on the device, and the place of its parent here; -1 = the root."""
+        """Of each node: its slots on the device, and the place of its parent here; -1 = the root.
+
+        `tokens`: of each node, where some have tokens and no slots; None = each has as many as slots.
+        """
         self._values, self._parents, self._copies, self._freed = values, parents, copies, freed
         self._lengths = [value.numel() for value in values]
+        self._tokens = self._lengths if tokens is None else tokens
         self._total = sum(self._lengths)
         self._node = self._offset = 0  # with which the next piece begins
         self._coming = deque[tuple[list[_Part], int, _Row]]()
@@ -150,9 +159,11 @@ class NodeWalk(CachedWalk):
         for number, (node, offset, length) in enumerate(parts):
             if not offset:
                 parent = self._parents[node]
-                self._depths.append(0 if parent < 0 else self._depths[parent] + self._lengths[parent])
-                # A node without slots has no last one; its children, if any, follow what it follows.
-                self._last.append(-1 if parent < 0 else self._last[parent])
+                self._depths.append(0 if parent < 0 else self._depths[parent] + self._tokens[parent])
+                # A node without tokens has no last slot; its children, if any, follow what it follows. Those
+                # of a node that has tokens and no slots follow nothing.
+                alone = parent < 0 or self._tokens[node] > self._lengths[node]
+                self._last.append(-1 if alone else self._last[parent])
             bases[number] = self._depths[node] + offset - start
             if length:
                 previous[start] = self._last[node]

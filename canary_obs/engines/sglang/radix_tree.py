@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from canary_obs.copy_records.draft_trees import SlotMap
 from canary_obs.engine_api.views import CachedSlots
@@ -38,7 +39,7 @@ class RadixTree(PrefixTree):
     ) -> None:
         """As a PrefixTree. `device`: of the slots; `scheduler`: its stream there."""
         super().__init__(tree, freed, own_slots)
-        self._copies = SlotCopies(device, scheduler)
+        self._device, self._copies = device, SlotCopies(device, scheduler)
 
     def walk(self, group: str) -> CachedWalk:
         """Every slot of the tree's nodes, some at a time."""
@@ -50,15 +51,31 @@ class RadixTree(PrefixTree):
         found = self._walk(group, nodes, parents).at_once()
         if not unlocked_only:
             return found
-        unlocked = np.array([node.lock_ref == 0 for node in nodes], dtype=np.bool_)
-        kept = torch.from_numpy(np.repeat(unlocked, [node.value.numel() for node in nodes]))
+        unlocked = np.array([not self._locked(group, node) for node in nodes], dtype=np.bool_)
+        kept = torch.from_numpy(np.repeat(unlocked, [slots.numel() for slots in self._slots(group, nodes)]))
         return CachedSlots(
             slots=found.slots[kept], positions=found.positions[kept], previous=found.previous[kept]
         )
 
     def _walk(self, group: str, nodes: list[Any], parents: list[int]) -> NodeWalk:
         self._marks[group] = self._freed[group].mark()
-        return NodeWalk([node.value for node in nodes], parents, self._copies, self._freed[group])
+        slots, tokens = self._slots(group, nodes), self._tokens(nodes)
+        return NodeWalk(slots, parents, self._copies, self._freed[group], tokens)
+
+    def _slots(self, group: str, nodes: list[Any]) -> list[Tensor]:
+        """Of each node, on the device."""
+        del group  # there is one
+        return [node.value for node in nodes]
+
+    def _tokens(self, nodes: list[Any]) -> list[int] | None:
+        """Of each node; None = as many as slots."""
+        del nodes
+        return None
+
+    def _locked(self, group: str, node: Any) -> bool:
+        """Whether a running request holds on to the node's slots."""
+        del group
+        return bool(node.lock_ref)
 
     def _nodes(self) -> tuple[list[Any], list[int]]:
         """All but the root, and the place of the parent of each (-1 = the root)."""

@@ -30,6 +30,10 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "0.5.16": {
         _PAGED: {"free": ("free_index",), "clear": ()},
         "sglang.srt.mem_cache.radix_cache:RadixCache": {"evictable_size": (), "protected_size": ()},
+        "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
+            "full_evictable_size": (), "full_protected_size": (), "swa_evictable_size": (),
+            "swa_protected_size": (),
+        },
     },
     "0.5.23": {
         _PAGED: {"_release_page_ids": ("page_ids",), "clear": (), "get_all_free_pages": ()},
