@@ -1,8 +1,8 @@
-"""SGLang on several GPUs, or with latent pools: `python -m tests.gpu.sglang_ranks --tp 2 --output FILE`.
+"""SGLang on several GPUs, or other pools there: `python -m tests.gpu.sglang_ranks --tp 2 --output FILE`.
 
 An engine in processes of its own, as in production, serves prompts without a canary, with one, and with one
-that injects faults. Every rank has to say what it has checked, to report nothing without a fault, and to miss
-none of them. On a CPU the engine has the hooks of GPUs.
+that injects faults, in each group in turn. Every rank has to say what it has checked, to report nothing
+without a fault, and to miss none of them. On a CPU the engine has the hooks of GPUs.
 """
 
 from __future__ import annotations
@@ -51,6 +51,24 @@ TINY_LATENT: dict[str, Any] = LATENT | {
     "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
     "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
 }  # fmt: skip
+# A sliding window in two layers of three. Transformers 5.17 has no class of its own for this architecture.
+WINDOWS: dict[str, Any] = {
+    "architectures": ["MellumForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 6,
+    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2, "mlp_layer_types": ["dense"] * 6,
+    "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 6, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "num_local_experts": 4,
+    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False, "attention_bias": False,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}  # fmt: skip
+TINY_WINDOWS: dict[str, Any] = WINDOWS | {
+    "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "sliding_window": 64, "vocab_size": 1024,
+}  # fmt: skip
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
 _TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
 
@@ -83,15 +101,20 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
     engine.shutdown()
 
 
-def run(model: dict[str, Any], settings: dict[str, Any], mode: str, perturb: str = "") -> dict[str, Any]:
-    """One engine from its start to its end: its answers, and each rank's last word."""
+def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "") -> dict[str, Any]:
+    """One engine from its start to its end: its answers, and each rank's last word.
+
+    `group`: that faults are injected into; empty = none are.
+    """
     with TemporaryDirectory(prefix="kvc") as name:
         folder, endpoint = Path(name), f"ipc://{name}/s.sock"
         (folder / "config.json").write_text(json.dumps(model), "utf-8")
         hub = Hub(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
-        canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_PERTURB": perturb}
-        canary["KV_CANARY_PERTURB_ENABLED"] = str(bool(perturb)).lower()
+        canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint}
+        if group:
+            canary |= {"KV_CANARY_PERTURB": PERTURB, "KV_CANARY_PERTURB_GROUP": group}
+            canary["KV_CANARY_PERTURB_ENABLED"] = "true"
         cores = "|".join(
             str(core % (os.cpu_count() or 1)) for core in range(settings["tp_size"] * settings["dp_size"])
         )
@@ -108,13 +131,18 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, perturb: str
 
 def said(snapshot: Snapshot) -> dict[str, Any]:
     """What a rank has checked and found."""
-    full = snapshot.groups["full"]
+    phases = Phase.HEAD, Phase.SWEEP, Phase.PATROL
     return {
         "device": snapshot.identity.device,
         "state": snapshot.state.value,
         "reasons": list(snapshot.state_reasons),
-        "verified": {phase.value: full.verified[phase] for phase in (Phase.HEAD, Phase.TAIL)},
-        "hashed": {phase.value: full.hashed[phase] for phase in (Phase.HEAD, Phase.SWEEP, Phase.PATROL)},
+        "groups": {
+            name: {
+                "verified": {phase.value: group.verified[phase] for phase in (Phase.HEAD, Phase.TAIL)},
+                "hashed": {phase.value: group.hashed[phase] for phase in phases},
+            }
+            for name, group in snapshot.groups.items()
+        },
         "violations": violations_of(snapshot),
         "observer_faults": sum(snapshot.observer_faults.values()),
         "injected": {
@@ -126,20 +154,23 @@ def said(snapshot: Snapshot) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def problems(clean: dict[int, Any], faulty: dict[int, Any], ranks: int) -> list[str]:
-    """What is not as it has to be."""
-    found = [f"{len(each)} of {ranks} ranks have reported" for each in (clean, faulty) if len(each) != ranks]
+def problems(clean: dict[int, Any], faulty: dict[str, dict[int, Any]], ranks: int) -> list[str]:
+    """What is not as it has to be. `faulty`: by the group that faults were injected into."""
+    runs = clean, *faulty.values()
+    found = [f"{len(each)} of {ranks} ranks have reported" for each in runs if len(each) != ranks]
     for rank, one in clean.items():
         if one["violations"] or one["observer_faults"] or one["state"] not in ("ok", "degraded"):
             found.append(f"rank {rank} without faults: {one}")
-        if min(one["verified"].values()) < 5_000:
-            found.append(f"rank {rank} has verified {one['verified']}")
-    for rank, one in faulty.items():
-        if not one["injected"] or one["observer_faults"]:
-            found.append(f"rank {rank} with faults: {one}")
-        for mode, count in one["injected"].items():
-            if count["missed"]:
-                found.append(f"rank {rank} has missed {count['missed']} of {mode}")
+        for name, group in one["groups"].items():
+            if min(group["verified"].values()) < 5_000:
+                found.append(f"rank {rank} has verified {group['verified']} in {name}")
+    for name, said_of in faulty.items():
+        for rank, one in said_of.items():
+            if not one["injected"] or one["observer_faults"]:
+                found.append(f"rank {rank} with faults in {name}: {one}")
+            for mode, count in one["injected"].items():
+                if count["missed"]:
+                    found.append(f"rank {rank} has missed {count['missed']} of {mode} in {name}")
     return found
 
 
@@ -148,7 +179,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--dp", type=int, default=1)
-    parser.add_argument("--shape", choices=(*SHAPES, "latent"), default="small" if ON_GPUS else "tiny")
+    parser.add_argument(
+        "--shape", choices=(*SHAPES, "latent", "windows"), default="small" if ON_GPUS else "tiny"
+    )
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -160,22 +193,24 @@ def main() -> int:
     settings: dict[str, Any] = {"tp_size": given.tp, "dp_size": given.dp}
     if given.attention:
         settings["attention_backend"] = given.attention
-    latent = LATENT if ON_GPUS else TINY_LATENT
-    model = latent if given.shape == "latent" else LLAMA | SHAPES[given.shape]
-    runs = {
-        "none": run(model, settings, "none"),
-        "clean": run(model, settings, "log"),
-        "perturbed": run(model, settings, "log", PERTURB),
-    }
-    plain, checked = runs["none"]["answers"], runs["clean"]["answers"]
-    wrong = problems(runs["clean"]["ranks"], runs["perturbed"]["ranks"], given.tp * given.dp)
+    own = {
+        "latent": LATENT if ON_GPUS else TINY_LATENT, "windows": WINDOWS if ON_GPUS else TINY_WINDOWS
+    }  # fmt: skip
+    model = own.get(given.shape) or LLAMA | SHAPES[given.shape]
+    plain, checked = run(model, settings, "none"), run(model, settings, "log")
+    groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
+    perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
+    wrong = problems(checked["ranks"], perturbed, given.tp * given.dp)
     result = {
         "environment": environment(),
         "plan": settings | {"shape": given.shape, "perturb": PERTURB},
         # On GPUs a sum's order may depend on what else is in a batch, and so may an answer.
-        "answers": {"equal": sum(map(list.__eq__, plain, checked)), "of": len(plain)},
-        "clean": runs["clean"]["ranks"],
-        "perturbed": runs["perturbed"]["ranks"],
+        "answers": {
+            "equal": sum(map(list.__eq__, plain["answers"], checked["answers"])),
+            "of": len(plain["answers"]),
+        },
+        "clean": checked["ranks"],
+        "perturbed": perturbed,
         "problems": wrong,
     }
     text = json.dumps(result, indent=1)

@@ -235,6 +235,14 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/copy_records/draft_trees.py",
+        (
+            "torch.where(found > 0, found, -1)",
+            "found",
+            _VIEWS + "test_a_window_group_is_shown_by_its_own_slots",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/batch_views.py",
         (
             "replace(view, input_ids=view.input_ids.clone())",
@@ -418,11 +426,6 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/batch_views.py",
         ("torch.sub(batch.seq_lens, 1, out=prefixes)", "torch.sub(batch.seq_lens, 0, out=prefixes)", _DECODE),
-        (
-            "torch.where(written > 0, written, -1)",
-            "written",
-            _VIEWS + "test_a_window_group_is_shown_by_its_own_slots",
-        ),
         ("batch.rids != names or ", "", _VIEWS + "test_a_forward_of_other_requests_is_no_view_of_these"),
     ),
     *mutants(
@@ -602,7 +605,7 @@ ALL = (
         (
             "Known.NEXT_BEFORE if self._chains.late else Known.NEXT",
             "Known.NEXT",
-            _COPIES + "test_batches_in_any_order_are_shown_as_without_copies[late]",
+            _COPIES + "test_batches_in_any_order_are_shown_as_without_copies[late-full]",
         ),
     ),
     *mutants(

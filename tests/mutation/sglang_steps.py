@@ -8,6 +8,8 @@ _TESTS = "tests/engines/sglang/"
 _WALK, _TIME = _TESTS + "test_node_walk.py::", "tests/runtime/sweep/test_sweep_time.py::"
 _ROOM = _TIME + "test_a_chunk_that_the_budget_has_no_room_for_is_left_to_the_next_step"
 _DECODE = "tests/kernels/test_decode.py::"
+_COPIES = _TESTS + "test_device_views.py::"
+_WINDOWS = _DECODE + "test_slots_of_a_window_group"
 _LENGTHS = _DECODE + "test_lengths_that_the_table_cannot_have"
 
 ALL = (
@@ -16,11 +18,19 @@ ALL = (
         ("min(max(length, 0), width)", "max(length, 0) % width", _LENGTHS),
         (" if 0 <= row < num_rows else -1", "", _LENGTHS),
         ("    lengths += 1\n", "", _DECODE + "test_a_token_more_of_each"),
+        ("(slots >= 0) & (slots <= last)", "slots <= last", _WINDOWS),
+        ("np.where(written > 0, written, -1)", "written", _WINDOWS),
     ),
     *mutants(
         "kernels/canary_kernels/decode/kernel.py",
         ("tl.where(known, stop, 0)", "stop", _LENGTHS),
         ("tl.minimum(length, width)", "length", _LENGTHS),
+        (
+            "tl.where((of >= 0) & (of <= last_slot), of, last_slot)",
+            "tl.where(of >= 0, of, last_slot)",
+            _WINDOWS,
+        ),
+        ("tl.where(kept > 0, kept, -1)", "kept", _WINDOWS),
         ("state == NEXT, chain", "state != NEXT, chain", _DECODE + "test_a_token_more_of_each"),
         (
             "tl.num_programs(1) * BLOCK",
@@ -29,9 +39,53 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/device_views.py",
+        (
+            "self._decoding is not None and self._windows is None",
+            "self._decoding is not None",
+            _TESTS + "test_device_views.py::test_no_decode_is_compared_early_where_slots_leave_a_window",
+        ),
+        (
+            "self._memory.windows[:count, :width] = self._windows[own]",
+            "pass",
+            _COPIES + "test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/component_tree.py",
+        (
+            "[len(node.key) for node in nodes]",
+            "[slots.numel() for slots in self._slots(SWA, nodes)]",
+            _TESTS + "test_component_tree.py::test_slots_of_windows_follow_none_that_has_left_its_window",
+        ),
+        (
+            "component_data[_COMPONENTS[group]].lock_ref",
+            "component_data[0].lock_ref",
+            _TESTS + "test_component_tree.py::test_each_group_has_locks_of_its_own",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/window_count.py",
+        (
+            "self._mapping[:-1], self._mapping.device",
+            "self._mapping[:-2], self._mapping.device",
+            _TESTS + "test_window_count.py::test_tokens_by_the_allocators",
+        ),
+        (
+            "            self._coming = coming\n",
+            "",
+            _TESTS + "test_window_count.py::test_a_count_that_has_not_come_is_not_waited_for",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/node_walk.py",
         (
-            "-1 if parent < 0 else self._last[parent]",
+            "parent < 0 or self._tokens[node] > self._lengths[node]",
+            "parent < 0",
+            _TESTS + "test_component_tree.py::test_slots_of_windows_follow_none_that_has_left_its_window",
+        ),
+        (
+            "-1 if alone else self._last[parent]",
             "-1",
             _TESTS + "test_radix_tree.py::test_every_slot_follows_the_last_of_its_parent",
         ),

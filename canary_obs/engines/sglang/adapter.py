@@ -14,12 +14,9 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
+from canary_obs.engines.sglang.component_tree import ComponentTree
 from canary_obs.engines.sglang.device_views import DeviceViews
-from canary_obs.engines.sglang.disaggregation import (
-    TransferHooks,
-    draft_groups,
-    found_groups,
-)
+from canary_obs.engines.sglang.disaggregation import TransferHooks, draft_groups, found_groups
 from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
@@ -37,6 +34,8 @@ from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
 from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
+from canary_obs.engines.sglang.window_count import WindowCount
+from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.engines.toolkit.early_stream import EarlyStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -90,8 +89,9 @@ class SglangAdapter(EngineAdapter):
             windowed = [view.name for view in self.groups if view.window is not None]
             self._tree = PrefixTree(cache, self._freed, apart, ratios, windowed)
         else:
+            kind = ComponentTree if type(cache).__name__ == "UnifiedRadixCache" else RadixTree
             own = {"device": self._device, "scheduler": self._scheduler_stream}
-            self._tree = RadixTree(cache, self._freed, apart, **own)
+            self._tree = kind(cache, self._freed, apart, **own)
         trees = None
         if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token
@@ -101,6 +101,10 @@ class SglangAdapter(EngineAdapter):
         self._views: BatchViews = (
             DeviceViews(self.runner, target) if self._concurrent else BatchViews(self.runner, target, trees)
         )
+        self._window_count: WindowCount | None = None
+        if self._concurrent and isinstance(windows := apart.get(SWA), WindowSlots):
+            full = self._by_name[FULL].allocator
+            self._window_count = WindowCount(windows.mapping, full, self._scheduler_stream)
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self.host_tier: HostTier | None = None
@@ -171,6 +175,9 @@ class SglangAdapter(EngineAdapter):
         if SWA not in self._by_name:
             return None
         own, physical = self._by_name[SWA].own_slots, physical_slots(self._by_name[FULL])
+        if self._window_count is not None:
+            hooks = self._hooks
+            return self._window_count.newest(wait=hooks is None or not hooks.under_way)
         assert own is not None
         if physical is None:
             full = self._freed[FULL].live()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canary_obs.copy_records.draft_trees import DraftTrees
+from canary_obs.copy_records.draft_trees import DraftTrees, own_slots
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.sglang.entry_steps import EntrySteps
 from canary_obs.engines.sglang.groups import SglangGroup
@@ -23,8 +23,18 @@ EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes ex
 class BatchViews:
     """Views of the batch's own tensors; lengths and window slots are written to the same memory each time."""
 
-    def __init__(self, runner: Any, groups: Sequence[SglangGroup], trees: DraftTrees | None = None) -> None:
-        """`trees`: is given the nodes of each verification; None = drafts do not branch."""
+    def __init__(
+        self,
+        runner: Any,
+        groups: Sequence[SglangGroup],
+        trees: DraftTrees | None = None,
+        *,
+        own_tables: bool = True,
+    ) -> None:
+        """`trees`: is given the nodes of each verification; None = drafts do not branch.
+
+        `own_tables`: memory for the slots of groups that have other slots than the request table.
+        """
         self._trees = trees
         self._table = runner.req_to_token_pool.req_to_token
         self._groups = groups
@@ -32,7 +42,7 @@ class BatchViews:
         self._own_tables = {
             group.view.name: torch.zeros_like(self._table)
             for group in groups
-            if group.own_slots is not None and group.by_row is None
+            if own_tables and group.own_slots is not None and group.by_row is None
         }
         ratios = {group.ratio for group in groups} - {1}
         self._entries = {ratio: EntrySteps(self._table, ratio) for ratio in sorted(ratios)}
@@ -143,5 +153,5 @@ class BatchViews:
         # Slot 0 takes writes that nobody reads: a token whose KV went there has none.
         # In unified memory `out_cache_loc` has physical slots of the full layers.
         virtual = getattr(batch, "out_cache_loc_virtual", None)
-        written = group.own_slots[batch.out_cache_loc if virtual is None else virtual]
-        return GroupStep(slot_table=own, out_slots=torch.where(written > 0, written, -1))
+        written = own_slots(group.own_slots, batch.out_cache_loc if virtual is None else virtual)
+        return GroupStep(slot_table=own, out_slots=written)

@@ -16,9 +16,11 @@ from torch import Tensor
 from canary_kernels.checks import Backend
 from canary_kernels.decode import DecodeMemory, DecodeStep, Known, keep_decode
 from canary_kernels.forward_start import RING_ROWS
+from canary_obs.copy_records.draft_trees import own_slots
 from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
 from canary_obs.engines.sglang.groups import SglangGroup
+from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.engines.toolkit.device_digests import backend_for
 from canary_obs.errors import UnsupportedEngine
 
@@ -41,7 +43,7 @@ class _Columns(NamedTuple):
     digests: Tensor
     known_lens: Tensor
     known_digests: Tensor
-    tokens: tuple[Tensor, Tensor, Tensor]  # input ids, positions and slots of that many tokens
+    tokens: tuple[Tensor, ...]  # of that many: input ids, positions, slots, and those of windows, if any
 
 
 class DeviceViews(BatchViews):
@@ -50,13 +52,16 @@ class DeviceViews(BatchViews):
     It waits until the forward has read what it reads, not until other work has. So the rows of a batch, and
     its lengths, are copied: on the stream of the forward, before it, or by `keep_late`, which the scheduler
     has to wait for. What the batch owns is kept alive by the view. Lengths on the host are the scheduler's.
-    Groups have the request table's slots.
+    Slots of a window group are read of SGLang's mapping with the rows; what a prompt writes, before it.
     """
 
     def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
-        super().__init__(runner, groups)
+        super().__init__(runner, groups, own_tables=False)
         device, (most, _) = self._table.device, self._table.shape
-        self._backend, self._memory = backend_for(device), DecodeMemory.allocate(self._table)
+        own = [group.own_slots for group in groups if isinstance(group.own_slots, WindowSlots)]
+        self._windows = own[0] if own else None  # the other groups have the request table's slots
+        self._backend = backend_for(device)
+        self._memory = DecodeMemory.allocate(self._table, windows=bool(own))
         self._lengths = torch.zeros((3, most + 1), dtype=torch.int64, device=device)
         self._lengths[2] = 1
         self._counting = torch.arange(most + 1, device=device)
@@ -68,7 +73,7 @@ class DeviceViews(BatchViews):
         self._late: Callable[[], None] | None = None  # for `keep_late`
         self._late_slots: Tensor | None = None
         # Of the last ones: SGLang may let go of what the device still has to copy.
-        self._held = deque[tuple[Tensor, ...]](maxlen=_HELD)
+        self._held = deque[tuple[Tensor | None, ...]](maxlen=_HELD)
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         if self._backend is Backend.TRITON:
@@ -76,7 +81,9 @@ class DeviceViews(BatchViews):
 
     def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
         """Whether the batch decodes the requests of the last view, which then shows this one, too."""
-        return self._decoding is not None and batch.forward_mode.is_decode() and self._names[0] == requests
+        # Slots that have left a window since the last step are free, and may be written again: not early.
+        known = self._decoding is not None and self._windows is None
+        return known and batch.forward_mode.is_decode() and self._names[0] == requests
 
     def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
         """The view of a forward batch of these requests; on the stream that runs the forward.
@@ -103,7 +110,7 @@ class DeviceViews(BatchViews):
             self._late = partial(self._copy, own, requests, before, ends, columns)
             if not late:
                 self.keep_late()
-            tokens = batch.input_ids, batch.positions, batch.out_cache_loc
+            tokens = batch.input_ids, batch.positions, batch.out_cache_loc, *self._written(batch)
             view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
             self._decoding = None
         return view
@@ -135,7 +142,7 @@ class DeviceViews(BatchViews):
             given = Known.NEXT_BEFORE if self._chains.late else Known.NEXT
         step = DecodeStep(
             self._table, batch.req_pool_indices, batch.seq_lens, batch.input_ids, batch.positions,
-            batch.out_cache_loc, staging,
+            batch.out_cache_loc, staging, self._mapping,
         )  # fmt: skip
         self._late, self._late_slots = None, None
         if late:
@@ -166,7 +173,9 @@ class DeviceViews(BatchViews):
     def _view_of(
         self, names: list[str], columns: _Columns, extends: Tensor, starts: Tensor, tokens: Sequence[Tensor]
     ) -> StepView:
-        step = GroupStep(slot_table=self._memory.table, out_slots=tokens[2])
+        steps = [GroupStep(slot_table=self._memory.table, out_slots=tokens[2])]
+        if self._memory.windows is not None:
+            steps.append(GroupStep(slot_table=self._memory.windows, out_slots=tokens[3]))
         return StepView(
             request_ids=names,
             rows=columns.rows,
@@ -176,7 +185,7 @@ class DeviceViews(BatchViews):
             input_ids=tokens[0],
             positions=tokens[1],
             digests=columns.digests,
-            groups={group.view.name: step for group in self._groups},
+            groups={group.view.name: steps[group.own_slots is not None] for group in self._groups},
             known_lens=columns.known_lens,
             known_digests=columns.known_digests,
         )
@@ -184,12 +193,13 @@ class DeviceViews(BatchViews):
     def _make_columns(self, count: int) -> _Columns:
         extends, starts, ones = self._lengths
         digests, known_lens, known_digests = self._memory.known[:, :count]
-        ids, positions, slots = self._memory.tokens[:, :count]
+        windowed = self._memory.window_slots
+        written = [] if windowed is None else [windowed[:count]]
         made = self._columns[count] = _Columns(
             prefixes=self._memory.prefix_lens[:count], extends=extends[:count], starts=starts[: count + 1],
             ones=ones[:count], rows=self._counting[:count], each=self._counting[: count + 1],
             digests=digests, known_lens=known_lens, known_digests=known_digests,
-            tokens=(ids, positions, slots),
+            tokens=(*self._memory.tokens[:, :count], *written),
         )  # fmt: skip
         return made
 
@@ -202,11 +212,21 @@ class DeviceViews(BatchViews):
             found = self._tables[count, width] = self._table[:, :width], self._memory.table[:count, :width]
         source, own = found
         torch.index_select(source, 0, rows, out=own)
+        if self._windows is not None and self._memory.windows is not None:
+            self._memory.windows[:count, :width] = self._windows[own]
+
+    def _written(self, batch: Any) -> list[Tensor]:
+        """Slots in the window group, if there is one, that the forward of a prompt writes."""
+        return [] if self._windows is None else [own_slots(self._windows, batch.out_cache_loc)]
+
+    @property
+    def _mapping(self) -> Tensor | None:
+        return None if self._windows is None else self._windows.mapping
 
     def _compile(self) -> None:
         """Compile the launch for decodes now, rather than in the first one."""
         one, (staging, _) = self._counting[1:2], next(self._staging)
-        step = DecodeStep(self._table, one, one, one, one, one, staging)
+        step = DecodeStep(self._table, one, one, one, one, one, staging, self._mapping)
         keep_decode(self._backend, self._memory, step, Known.GIVEN)
 
 

@@ -80,10 +80,12 @@ _CLASSES = {
     "prefix cache": ("UnifiedRadixCache",),
 }
 _CLASSES_ON_GPUS = {
-    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator"),
-    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool"),
-    "prefix cache": ("RadixCache",),
-}
+    "slot allocator": (
+        "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator",
+    ),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"),
+    "prefix cache": ("RadixCache", "UnifiedRadixCache"),
+}  # fmt: skip
 
 
 def check_scheduler(scheduler: Any, version: str) -> None:

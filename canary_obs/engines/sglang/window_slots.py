@@ -10,7 +10,7 @@ class WindowSlots:
 
     def __init__(self, mapping: Tensor) -> None:
         """`mapping`: SGLang's own, int64, changed in place; its last place stands for -1, and holds it."""
-        self._mapping, self._last = mapping, mapping.shape[0] - 1
+        self.mapping, self._last = mapping, mapping.shape[0] - 1
 
     def __getitem__(self, slots: Tensor) -> Tensor:
         """int64, of the same shape; 0 = none, -1 for numbers that there are not.
@@ -18,4 +18,4 @@ class WindowSlots:
         Such a number in the request table is for the checks to find: as an index it would end them, and on a
         GPU the process.
         """
-        return self._mapping[slots.clamp(-1, self._last)]
+        return self.mapping[slots.clamp(-1, self._last)]

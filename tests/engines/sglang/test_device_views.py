@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,18 @@ import torch
 
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
+from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_batch_views import REQUESTS, batch
 from tests.engines.sglang.test_request_chains import Request
 
 
-def makers(table: torch.Tensor) -> tuple[BatchViews, DeviceViews]:
+def makers(table: torch.Tensor, windows: torch.Tensor | None = None) -> tuple[BatchViews, DeviceViews]:
+    """`windows`: SGLang's mapping of slots."""
     groups: list[Any] = [
-        SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1, by_row=None)
+        SimpleNamespace(view=SimpleNamespace(name=name), own_slots=own, ratio=1, by_row=None)
+        for name, own in {"full": None, "swa": None if windows is None else WindowSlots(windows)}.items()
+        if name == "full" or own is not None
     ]
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
     return BatchViews(runner, groups), DeviceViews(runner, groups)
@@ -40,40 +45,57 @@ def an_extension(mode: str) -> Any:
 
 def columns(view: Any) -> list[Any]:
     """What the checks read, request by request: rows have numbers of their own."""
-    table = view.groups["full"].slot_table[view.rows]
     ends = (view.prefix_lens + view.extend_lens).tolist()
-    slots = [row[:end].tolist() for row, end in zip(table, ends, strict=True)]
+    slots = [
+        [row[:end].tolist() for row, end in zip(step.slot_table[view.rows], ends, strict=True)]
+        for step in view.groups.values()
+    ]
     rest = (
         view.prefix_lens, view.extend_lens, view.token_starts, view.input_ids, view.positions, view.digests,
-        view.known_lens, view.known_digests, view.groups["full"].out_slots,
+        view.known_lens, view.known_digests, *[step.out_slots for step in view.groups.values()],
     )  # fmt: skip
     return [slots, view.request_ids, *[column.tolist() for column in rest]]
 
 
+def a_mapping(slots: int) -> torch.Tensor:
+    """Every third slot has left the window; the last place stands for what is no slot."""
+    found = torch.arange(3, slots + 4)
+    found[1::3], found[-1] = 0, -1
+    return found
+
+
+@pytest.mark.parametrize("windows", [None, a_mapping(40)], ids=["full", "windows"])
 @pytest.mark.parametrize("given", [a_decode(), an_extension("EXTEND"), an_extension("MIXED")])
-def test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view(given: Any) -> None:
-    table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
-    plain, own = makers(table)
+def test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view(
+    given: Any, windows: torch.Tensor | None
+) -> None:
+    table, given = torch.arange(40, dtype=torch.int32).view(4, 10).clone(), copy.deepcopy(given)
+    windows = None if windows is None else windows.clone()
+    plain, own = makers(table, windows)
     expected = columns(plain.build(given, REQUESTS))
     view = own.build(given, REQUESTS)
     table.zero_()
+    if windows is not None:
+        assert expected[-1] == [11, 12, -1][: len(expected[-1])]
+        windows.zero_()
     for name in ("seq_lens", "extend_prefix_lens", "extend_seq_lens"):
         if hasattr(given, name):
             getattr(given, name).add_(1)
     assert columns(view) == expected
 
 
-@pytest.mark.parametrize("given", [an_extension("EXTEND"), an_extension("MIXED")])
-def test_what_a_prompt_shows_may_follow_its_launch(given: Any) -> None:
+@pytest.mark.parametrize("windows", [None, a_mapping(40)], ids=["full", "windows"])
+@pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
+def test_what_a_prompt_shows_may_follow_its_launch(mode: str, windows: torch.Tensor | None) -> None:
     """Of what the batch was then: SGLang pads it, with other tensors, as it launches the forward."""
-    table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
-    plain, own = makers(table)
+    table, given = torch.arange(40, dtype=torch.int32).view(4, 10).clone(), an_extension(mode)
+    plain, own = makers(table, windows)
     expected = columns(plain.build(given, REQUESTS))
     own.build(a_decode(), REQUESTS)  # whose values are there instead
     view = own.build(given, REQUESTS, late=True)
     before = columns(view)
-    # The tokens, and where they are written, are the batch's own.
-    assert before[5:7] + before[-1:] == expected[5:7] + expected[-1:]
+    # The tokens, and where they are written, do not wait: that is compared before the launch.
+    assert before[5:7] + before[10:] == expected[5:7] + expected[10:]
     assert before != expected
     for name in ("req_pool_indices", "extend_prefix_lens", "extend_seq_lens"):
         setattr(given, name, torch.zeros(4, dtype=torch.int32))
@@ -134,6 +156,14 @@ def test_a_batch_that_repeats_is_shown_as_the_same_view() -> None:
     assert own.build(a_decode(), REQUESTS) is not first
 
 
+@pytest.mark.parametrize("windows", [None, a_mapping(40)], ids=["full", "windows"])
+def test_no_decode_is_compared_early_where_slots_leave_a_window(windows: torch.Tensor | None) -> None:
+    """They are free then, and the next step may write to them, while the one before still runs."""
+    _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10), windows)
+    own.build(a_decode(), REQUESTS)
+    assert own.repeats(a_decode(), REQUESTS) == (windows is None)
+
+
 def test_other_modes_and_other_requests_are_not_shown() -> None:
     _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10))
     with pytest.raises(UnsupportedEngine, match="TARGET_VERIFY is not covered"):
@@ -162,12 +192,13 @@ def of_requests(requests: list[Request], table: torch.Tensor, *, late: bool, ext
     return given
 
 
+@pytest.mark.parametrize("windows", [None, a_mapping(8 * 400)], ids=["full", "windows"])
 @pytest.mark.parametrize("late", [False, True], ids=["known", "late"])
-def test_batches_in_any_order_are_shown_as_without_copies(late: bool) -> None:
+def test_batches_in_any_order_are_shown_as_without_copies(late: bool, windows: torch.Tensor | None) -> None:
     """Decodes that repeat for long, requests that come, go and change places, and prefills between."""
     draw = random.Random(11)
     table = torch.arange(8 * 400, dtype=torch.int32).view(8, 400).clone()
-    plain, own = makers(table)
+    plain, own = makers(table, windows)
     waiting = [Request(str(row), [draw.randrange(900) for _ in range(9)], []) for row in range(8)]
     running, repeated = waiting[:2], 0
     for _ in range(300):
