@@ -76,7 +76,8 @@ def test_a_runner_that_waits_for_another_stage_is_not_idle(rig: Rig, monkeypatch
     monkeypatch.setattr(idle_thread, "_busy", poll)
     monkeypatch.setattr(rig.runner, "execute_model", execute_model)
     rig.generate(prompts(1), 3)
-    assert rig.canary.verdict() == (State.OK, ())
+    state, reasons = rig.canary.verdict()
+    assert state is State.OK, reasons
     assert account.checked["full"] - before[0]["full"] == account.counted["full"] - before[1]["full"] == 3
 
 
