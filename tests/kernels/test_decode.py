@@ -95,12 +95,12 @@ def test_slots_of_a_window_group(backend):
     assert (memory.tokens[2].tolist(), memory.window_slots.tolist()) == ([10, 11, 12, -7], [3, -1, 4, -7])
 
 
-@pytest.mark.parametrize("windows", [False, True])
-def test_window_slots_have_memory_or_are_not_given(windows):
+@pytest.mark.parametrize(("windows", "why"), [(False, "without memory"), (True, "left out, with memory")])
+def test_window_slots_have_memory_or_are_not_given(windows, why):
     memory = memory_on("cpu", TABLE, windows)
     given = None if windows else torch.zeros(3, dtype=torch.int64)
     step = a_step("cpu", TABLE, [1], [2], host("cpu"))._replace(window_slots=given)
-    with pytest.raises(KernelArgumentError, match="the rule is both or none"):
+    with pytest.raises(KernelArgumentError, match=f"window slots {why} for them; the rule is both or none"):
         keep_decode(Backend.TORCH, memory, step, Known.GIVEN)
 
 

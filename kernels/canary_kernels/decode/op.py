@@ -33,10 +33,10 @@ def keep_decode(backend: Backend, memory: DecodeMemory, step: DecodeStep, known:
             f"a batch of {requests} requests; the rule is at most {memory.prefix_lens.shape[0]}; "
             "allocate for the engine's table"
         )
-    if (memory.windows is None) is not (step.window_slots is None):
+    if (given := step.window_slots is not None) is not (memory.windows is not None):
         raise KernelArgumentError(
-            f"window slots {step.window_slots}, memory for them {memory.windows}; the rule is both or none; "
-            "allocate for the engine's groups"
+            f"window slots {'without' if given else 'left out, with'} memory for them; the rule is both or "
+            "none; allocate for the engine's groups"
         )
     if backend is Backend.TRITON:
         _kernel().keep_decode(memory, step, known)
