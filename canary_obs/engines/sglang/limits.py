@@ -83,7 +83,7 @@ _CLASSES_ON_GPUS = {
     "slot allocator": (
         "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator",
     ),
-    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
     "prefix cache": ("RadixCache", "UnifiedRadixCache"),
 }  # fmt: skip
 

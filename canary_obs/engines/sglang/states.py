@@ -28,9 +28,10 @@ def state_view(pool: Any, rank: int) -> GroupView:
     `rank`: of the tensor ranks, each of which has some heads.
     """
     states = pool.mamba_pool
+    if states.device != "cpu":
+        raise UnsupportedEngine("states are not followed on a GPU")
     held, kinds = states.mamba_cache, type(states).State
     obstacles = {
-        "on a GPU": states.device != "cpu",
         "with copies in 8 bits": getattr(pool, "mamba_ckpt_pool", None) is not None,
         "together with states of short convolutions or n-grams": bool(states._slot_siblings),
         "with buffers that forwards fill for the prefix cache": pool.enable_mamba_extra_buffer,

@@ -247,13 +247,13 @@ def test_drafts_in_host_memory_are_copied_with_the_targets_full_layers() -> None
         check_scheduler(found, CPU)
 
 
-@pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool"])
+@pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"])
 def test_pools_that_nobody_has_tried_on_gpus_pass(name: str) -> None:
     """The adapter calls them untried."""
     check_scheduler(on_gpu({"KV pool": name}), GPU)
 
 
-@pytest.mark.parametrize("name", ["HybridLinearKVPool", "MLATokenToKVPoolFP4"])
+@pytest.mark.parametrize("name", ["DSATokenToKVPool", "MLATokenToKVPoolFP4"])
 def test_pools_that_are_not_covered_on_gpus_are_named(name: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"KV pool {name} is not covered yet"):
         check_scheduler(on_gpu({"KV pool": name}), GPU)

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from canary_obs.engines.sglang import adapter, groups
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
+from canary_obs.engines.sglang.stream_hooks import StreamHooks
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.rig import Rig
@@ -38,6 +41,27 @@ def test_a_storm_over_full_layers_and_states(make_rig: Any, monkeypatch: pytest.
     plain = make_rig("states", **_SMALL)
     plain.run(storm(plain, rounds=1))
     assert plain.answers == rig.answers
+
+
+def test_full_layers_are_protected_alone_with_the_hooks_of_gpus(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pool: Any, rank: int) -> Any:
+        raise UnsupportedEngine("states are not followed on a GPU")
+
+    monkeypatch.setattr(adapter, "concurrent", lambda device: True)
+    monkeypatch.setattr(groups, "state_view", refused)
+    rig = make_rig("states", **_SMALL)
+    assert isinstance(rig.adapter._hooks, StreamHooks)
+    rig.run(storm(rig, rounds=1))
+    assert rig.settle() == []
+    state, reasons = rig.canary.verdict()
+    assert state is State.DEGRADED
+    assert any("states of 3 layers of linear attention are not checked" in reason for reason in reasons)
+    assert "SGLang on GPUs with a HybridLinearKVPool: tested are those with MHATokenToKVPool" in reasons
+    for phase in (Phase.HEAD, Phase.TAIL):
+        assert rig.counters().verified[phase] > 10_000
+    assert rig.counters().verified[Phase.SWEEP]
 
 
 def announced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> set[str]:
