@@ -23,6 +23,7 @@ from canary_obs.bench.environment import environment
 from canary_obs.bench.sglang_engine import engine_settings
 from canary_obs.config import ServiceConfig
 from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.ranks import violations_of
 from canary_obs.records import Snapshot
@@ -69,20 +70,37 @@ WINDOWS: dict[str, Any] = {
 TINY_WINDOWS: dict[str, Any] = WINDOWS | {
     "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "sliding_window": 64, "vocab_size": 1024,
 }  # fmt: skip
+# Three layers of linear attention, whose states are left out on GPUs, and a full one.
+STATES: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4,
+    "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_size": 512, "intermediate_size": 1024,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 4096,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu", "bos_token_id": 1,
+    "eos_token_id": 2, "torch_dtype": "bfloat16", "tie_word_embeddings": False, "attention_bias": False,
+}  # fmt: skip
+TINY_STATES: dict[str, Any] = STATES | {
+    "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "vocab_size": 1024,
+}  # fmt: skip
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
+OWN = {"latent": (TINY_LATENT, LATENT), "windows": (TINY_WINDOWS, WINDOWS), "states": (TINY_STATES, STATES)}
 _TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
 
 
 def serve(folder: Path, settings: dict[str, Any]) -> None:
     """The engine's process: answers of all prompts to `answers.json`."""
     if not ON_GPUS:
-        from canary_obs.engines.sglang import adapter
-        from tests.engines.sglang.real import stand_ins, streams
+        from canary_obs.engines.sglang import adapter, groups
+        from tests.engines.sglang.real import linear_attention, stand_ins, streams
 
         stand_ins.install()
         stand_ins.attention()
         streams.install()
-        adapter.concurrent = lambda device: True
+        linear_attention.install()
+        adapter.concurrent, groups.state_view = lambda device: True, refused  # type: ignore[assignment]
         multiprocessing.set_start_method("fork", force=True)  # the processes of its ranks have them, too
         multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     from sglang.srt.entrypoints.engine import Engine
@@ -99,6 +117,11 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
         found += [list(answer["output_ids"]) for answer in answers]
     (folder / "answers.json").write_text(json.dumps(found), "utf-8")
     engine.shutdown()
+
+
+def refused(pool: Any, rank: int) -> Any:
+    """As states on a GPU are."""
+    raise UnsupportedEngine("states are not followed on a GPU")
 
 
 def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "") -> dict[str, Any]:
@@ -179,9 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--dp", type=int, default=1)
-    parser.add_argument(
-        "--shape", choices=(*SHAPES, "latent", "windows"), default="small" if ON_GPUS else "tiny"
-    )
+    parser.add_argument("--shape", choices=(*SHAPES, *OWN), default="small" if ON_GPUS else "tiny")
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -193,10 +214,9 @@ def main() -> int:
     settings: dict[str, Any] = {"tp_size": given.tp, "dp_size": given.dp}
     if given.attention:
         settings["attention_backend"] = given.attention
-    own = {
-        "latent": LATENT if ON_GPUS else TINY_LATENT, "windows": WINDOWS if ON_GPUS else TINY_WINDOWS
-    }  # fmt: skip
-    model = own.get(given.shape) or LLAMA | SHAPES[given.shape]
+    if given.shape == "states":
+        settings |= {"max_mamba_cache_size": 64} | ({} if ON_GPUS else {"disable_overlap_schedule": True})
+    model = OWN[given.shape][ON_GPUS] if given.shape in OWN else LLAMA | SHAPES[given.shape]
     plain, checked = run(model, settings, "none"), run(model, settings, "log")
     groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
     perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
