@@ -29,6 +29,7 @@ def test_every_answer_to_a_scope_is_described(api, scope):
     assert never_done(api, scope, answers) == []
 
 
+@pytest.mark.slow
 def test_responses_conform_to_the_schema():
     """Cases are made as they are collected, which takes seconds: here, and not with all other tests."""
     own = str(Path(__file__).with_name("schema_cases.py"))
