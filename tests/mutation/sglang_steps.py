@@ -116,7 +116,7 @@ ALL = (
         ),
     ),
     *mutants(
-        "canary_obs/engines/sglang/radix_tree.py",
+        "canary_obs/engines/sglang/node_tree.py",
         (
             "        self._marks[group] = self._freed[group].mark()\n",
             "",

@@ -1,4 +1,4 @@
-"""SGLang 0.5.16's tree of models with sliding windows: nodes have slots of each kind of layers."""
+"""SGLang 0.5.16's tree of models with sliding windows or states: nodes have slots of each kind of layers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.sglang.groups import FULL, SWA
-from canary_obs.engines.sglang.prefix_tree import PrefixTree
-from canary_obs.engines.sglang.radix_tree import RadixTree
+from canary_obs.engines.sglang.node_tree import NodeTree
 
 _COMPONENTS = {FULL: 0, SWA: 1}  # by SGLang's ComponentType
 
 
-class ComponentTree(RadixTree):
-    """As a RadixTree. A node whose tokens have left the window keeps its full slots, and has no others."""
+class ComponentTree(NodeTree):
+    """A node whose tokens have left the window keeps its full slots, and has no others."""
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: by the allocator's mapping; None = there is no window group. Waits for the device."""
@@ -35,6 +34,3 @@ class ComponentTree(RadixTree):
 
     def _locked(self, group: str, node: Any) -> bool:
         return bool(node.component_data[_COMPONENTS[group]].lock_ref)
-
-    def _held(self, group: str) -> int:
-        return PrefixTree._held(self, group)

@@ -13,7 +13,7 @@ import torch
 
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
-from canary_obs.engines.sglang import node_walk, radix_tree
+from canary_obs.engines.sglang import node_tree, node_walk
 from canary_obs.engines.sglang.freed_slots import FreedSlots, _Coming
 from canary_obs.engines.sglang.node_walk import NodeWalk, SlotCopies
 from canary_obs.engines.sglang.radix_tree import RadixTree
@@ -161,7 +161,7 @@ def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
 
     `plain_ms`: what `plain_walk` takes where these limits are meant for; a slower machine has longer ones.
     """
-    monkeypatch.setattr(radix_tree, "LONGEST_WALK_SECONDS", 10.0)  # of a machine that does other work
+    monkeypatch.setattr(node_tree, "LONGEST_WALK_SECONDS", 10.0)  # of a machine that does other work
     per_node = 270_000 // nodes
     tails = [
         SimpleNamespace(value=torch.arange(n * per_node, (n + 1) * per_node), lock_ref=0, children={})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.sglang import radix_tree
+from canary_obs.engines.sglang import node_tree
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
@@ -55,7 +55,7 @@ def test_an_empty_tree() -> None:
 
 
 def test_a_tree_of_too_many_nodes_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_tree, "LONGEST_WALK_SECONDS", -1.0)
-    root = node([], *[node([slot]) for slot in range(radix_tree._NODES_BETWEEN)])
+    monkeypatch.setattr(node_tree, "LONGEST_WALK_SECONDS", -1.0)
+    root = node([], *[node([slot]) for slot in range(node_tree._NODES_BETWEEN)])
     with pytest.raises(UnsupportedEngine, match="walking it would hold up the scheduler for more than"):
         tree_of(root).cached("full", unlocked_only=False)
