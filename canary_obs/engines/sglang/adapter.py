@@ -65,7 +65,7 @@ class SglangAdapter(EngineAdapter):
         given = settings_of(scheduler), self.runner.token_to_kv_pool
         self.untried = untried_pair(*given)
         if self.untried is None and self._concurrent:
-            self.untried = untried_on_gpus(*given)
+            self.untried = untried_on_gpus(*given, scheduler.tree_cache)
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(
@@ -174,10 +174,10 @@ class SglangAdapter(EngineAdapter):
         """Live tokens by the allocators' free pages and the mapping between their slots."""
         if SWA not in self._by_name:
             return None
-        own, physical = self._by_name[SWA].own_slots, physical_slots(self._by_name[FULL])
         if self._window_count is not None:
             hooks = self._hooks
             return self._window_count.newest(wait=hooks is None or not hooks.under_way)
+        own, physical = self._by_name[SWA].own_slots, physical_slots(self._by_name[FULL])
         assert own is not None
         if physical is None:
             full = self._freed[FULL].live()

@@ -33,7 +33,7 @@ class BatchViews:
     ) -> None:
         """`trees`: is given the nodes of each verification; None = drafts do not branch.
 
-        `own_tables`: memory for the slots of groups that have other slots than the request table.
+        `own_tables`: whether to allocate tables of groups that have other slots than the request table.
         """
         self._trees = trees
         self._table = runner.req_to_token_pool.req_to_token

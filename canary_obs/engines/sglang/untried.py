@@ -15,6 +15,7 @@ _TRIED_POOLS = (
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _TRIED_POOLS_ON_GPUS = ("MHATokenToKVPool",)
+_TRIED_TREES_ON_GPUS = ("RadixCache",)
 _RANKS_ON_GPUS = ("tp_size", "dp_size")
 
 
@@ -42,13 +43,14 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     return None
 
 
-def untried_on_gpus(arguments: Any, pool: Any) -> str | None:
-    """What of an engine on GPUs has not been run there; None = nothing."""
+def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
+    """What of an engine on GPUs has not been run there; None = nothing. `tree`: its prefix cache."""
     for name in _RANKS_ON_GPUS:
         if (value := getattr(arguments, name)) > 1:
             return f"SGLang on GPUs with {name}={value}: tested is one rank"
-    if (held := type(pool).__name__) not in _TRIED_POOLS_ON_GPUS:
-        return f"SGLang on GPUs with a {held}: tested are those with {', '.join(_TRIED_POOLS_ON_GPUS)}"
+    for part, tried in ((pool, _TRIED_POOLS_ON_GPUS), (tree, _TRIED_TREES_ON_GPUS)):
+        if (name := type(part).__name__) not in tried:
+            return f"SGLang on GPUs with a {name}: tested are those with {', '.join(tried)}"
     return None
 
 

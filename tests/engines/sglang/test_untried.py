@@ -78,10 +78,16 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
             {},
             "SGLang on GPUs with a MLATokenToKVPool: tested are those with MHATokenToKVPool",
         ),
+        (
+            "MHATokenToKVPool",
+            {"tree": "UnifiedRadixCache"},
+            "SGLang on GPUs with a UnifiedRadixCache: tested are those with RadixCache",
+        ),
     ],
 )
 def test_engines_on_gpus_that_were_not_run_are_untried(
-    pool: str, given: dict[str, int], reason: str | None
+    pool: str, given: dict[str, Any], reason: str | None
 ) -> None:
-    arguments = SimpleNamespace(**({"tp_size": 1, "dp_size": 1} | given))
-    assert untried_on_gpus(arguments, type(pool, (), {})()) == reason
+    arguments = SimpleNamespace(**({"tp_size": 1, "dp_size": 1, "tree": "RadixCache"} | given))
+    held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
+    assert untried_on_gpus(arguments, held, tree) == reason

@@ -63,6 +63,6 @@ def test_a_count_that_has_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 def test_where_nothing_else_runs_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     count = count_of([0, 1, 2], live=2)
-    (arrivals := on_a_device(count, monkeypatch)).clear()
+    arrivals = on_a_device(count, monkeypatch)
     assert count.newest(wait=True) is not None
     assert [arrival.waits for arrival in arrivals] == [1]
