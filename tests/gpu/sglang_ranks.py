@@ -23,7 +23,6 @@ from canary_obs.bench.environment import environment
 from canary_obs.bench.sglang_engine import engine_settings
 from canary_obs.config import ServiceConfig
 from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
-from canary_obs.errors import UnsupportedEngine
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.ranks import violations_of
 from canary_obs.records import Snapshot
@@ -100,7 +99,8 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
         stand_ins.attention()
         streams.install()
         linear_attention.install()
-        adapter.concurrent, groups.state_view = lambda device: True, refused  # type: ignore[assignment]
+        adapter.concurrent = lambda device: True
+        groups.state_view = linear_attention.refused_on_gpus  # type: ignore[assignment]
         multiprocessing.set_start_method("fork", force=True)  # the processes of its ranks have them, too
         multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[method-assign,assignment]
     from sglang.srt.entrypoints.engine import Engine
@@ -119,11 +119,6 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
     engine.shutdown()
 
 
-def refused(pool: Any, rank: int) -> Any:
-    """As states on a GPU are."""
-    raise UnsupportedEngine("states are not followed on a GPU")
-
-
 def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "") -> dict[str, Any]:
     """One engine from its start to its end: its answers, and each rank's last word.
 
@@ -134,7 +129,7 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         (folder / "config.json").write_text(json.dumps(model), "utf-8")
         hub = Hub(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
-        canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint}
+        canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_SWEEP_INTERVAL": "16"}
         if group:
             canary |= {"KV_CANARY_PERTURB": PERTURB, "KV_CANARY_PERTURB_GROUP": group}
             canary["KV_CANARY_PERTURB_ENABLED"] = "true"
@@ -187,6 +182,8 @@ def problems(clean: dict[int, Any], faulty: dict[str, dict[int, Any]], ranks: in
         for name, group in one["groups"].items():
             if min(group["verified"].values()) < 5_000:
                 found.append(f"rank {rank} has verified {group['verified']} in {name}")
+            if not min(group["hashed"].values()):
+                found.append(f"rank {rank} has hashed {group['hashed']} in {name}")
     for name, said_of in faulty.items():
         for rank, one in said_of.items():
             if not one["injected"] or one["observer_faults"]:

@@ -11,8 +11,8 @@ import torch
 from canary_obs.engines.sglang import adapter, groups
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
-from canary_obs.errors import UnsupportedEngine
 from canary_obs.vocabulary import Part, Phase, Reason, State
+from tests.engines.sglang.real.linear_attention import refused_on_gpus
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts, storm
@@ -46,11 +46,8 @@ def test_a_storm_over_full_layers_and_states(make_rig: Any, monkeypatch: pytest.
 def test_full_layers_are_protected_alone_with_the_hooks_of_gpus(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(pool: Any, rank: int) -> Any:
-        raise UnsupportedEngine("states are not followed on a GPU")
-
     monkeypatch.setattr(adapter, "concurrent", lambda device: True)
-    monkeypatch.setattr(groups, "state_view", refused)
+    monkeypatch.setattr(groups, "state_view", refused_on_gpus)
     rig = make_rig("states", **_SMALL)
     assert isinstance(rig.adapter._hooks, StreamHooks)
     rig.run(storm(rig, rounds=1))
