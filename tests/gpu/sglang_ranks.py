@@ -51,11 +51,11 @@ TINY_LATENT: dict[str, Any] = LATENT | {
     "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
     "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
 }  # fmt: skip
-# A sliding window in two layers of three. Transformers 5.17 has no class of its own for this architecture.
+# A sliding window in two layers of three.
 WINDOWS: dict[str, Any] = {
-    "architectures": ["MellumForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 6,
+    "architectures": ["MellumForCausalLM"], "model_type": "mellum", "num_hidden_layers": 6,
     "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2, "mlp_layer_types": ["dense"] * 6,
-    "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 6, "num_experts": 4,
+    "sliding_window": 128, "num_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "num_local_experts": 4,
     "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -87,6 +87,7 @@ TINY_STATES: dict[str, Any] = STATES | {
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
 OWN = {"latent": (TINY_LATENT, LATENT), "windows": (TINY_WINDOWS, WINDOWS), "states": (TINY_STATES, STATES)}
 _TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
+_POOL = 2048  # tokens; all prompts and answers are 4000, so that slots are used again
 
 
 def serve(folder: Path, settings: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
 
     engine = Engine(
         model_path=str(folder), max_running_requests=8, chunked_prefill_size=256, context_length=2048,
-        max_total_tokens=4096, watchdog_timeout=1e6, **(engine_settings(on_gpu=ON_GPUS) | settings),
+        max_total_tokens=_POOL, watchdog_timeout=1e6, **(engine_settings(on_gpu=ON_GPUS) | settings),
     )  # fmt: skip
     sampling = {"max_new_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
     found: list[list[int]] = []
