@@ -214,11 +214,28 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
         for file, column, engine in ((one, 1, "log"), (apart, 4, "sglang-all")):
             for cells, name in zip(lines, names, strict=True):
                 own = result(file)["loads"][name]["overhead"][engine]
-                check_figures(
-                    cells[column], [100 * value for value in (own["overhead"], *own["overhead_95"])]
-                )
+                added = [100 * value for value in (own["overhead"], *own["overhead_95"])]
+                check_figures(cells[column], list(map(abs, added)))
+                assert cells[column].count("-") == sum(value < 0 for value in added)
     page = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "What it costs"))
     assert [cells[1:] for cells in page] == [[cells[1], cells[4]] for cells in (*table[:5], table[6])]
+
+
+def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
+    table = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "Injected faults on a GPU"))
+    assert len(table) == 6
+    for _, *cells, file in table:
+        run = result(file.strip("`"))
+        counts = [
+            count
+            for ranks in run["perturbed"].values()
+            for rank in ranks.values()
+            for count in rank["injected"].values()
+        ]
+        found = [sum(count[name] for count in counts) for name in ("detected", "open", "missed")]
+        assert cells == [str(count) for count in found]
+        assert run["answers"] == {"equal": 48, "of": 48}
+        assert not run["problems"]
 
 
 def test_the_figures_of_kernels_are_those_of_the_result_file() -> None:

@@ -92,13 +92,18 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/untried.py",
         (
-            ", (tree, _TRIED_TREES_ON_GPUS)",
+            ", (cache, _TRIED_TREES_ON_GPUS)",
             ",",
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (
-            '        if (value := getattr(arguments, name)) > 1:\n            return f"SGLang on GPUs',
-            '        if (value := getattr(arguments, name)) > 2:\n            return f"SGLang on GPUs',
+            "if (value := getattr(arguments, name)) > 1]",
+            "if (value := getattr(arguments, name)) > 2]",
+            f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
+        ),
+        (
+            "!= (_TRIED_POOLS_ON_GPUS[0], _TRIED_TREES_ON_GPUS[0]):",
+            "== (None, None):",
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (

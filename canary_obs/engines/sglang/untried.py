@@ -14,8 +14,10 @@ _TRIED_POOLS = (
 )  # fmt: skip
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
-_TRIED_POOLS_ON_GPUS = ("MHATokenToKVPool",)
-_TRIED_TREES_ON_GPUS = ("RadixCache",)
+_TRIED_POOLS_ON_GPUS = (
+    "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool of MHATokenToKVPool",
+)  # fmt: skip
+_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache")
 _RANKS_ON_GPUS = ("tp_size", "dp_size")
 
 
@@ -45,12 +47,16 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
 
 def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     """What of an engine on GPUs has not been run there; None = nothing. `tree`: its prefix cache."""
-    for name in _RANKS_ON_GPUS:
-        if (value := getattr(arguments, name)) > 1:
-            return f"SGLang on GPUs with {name}={value}: tested is one rank"
-    for part, tried in ((pool, _TRIED_POOLS_ON_GPUS), (tree, _TRIED_TREES_ON_GPUS)):
-        if (name := type(part).__name__) not in tried:
+    held, cache = _name_of(pool), type(tree).__name__
+    for name, tried in ((held, _TRIED_POOLS_ON_GPUS), (cache, _TRIED_TREES_ON_GPUS)):
+        if name not in tried:
             return f"SGLang on GPUs with a {name}: tested are those with {', '.join(tried)}"
+    ranks = [f"{name}={value}" for name in _RANKS_ON_GPUS if (value := getattr(arguments, name)) > 1]
+    if len(ranks) > 1:
+        return f"SGLang on GPUs with {' and '.join(ranks)}: tested is one of them"
+    if ranks and (held, cache) != (_TRIED_POOLS_ON_GPUS[0], _TRIED_TREES_ON_GPUS[0]):
+        tested = f"several ranks with a {_TRIED_POOLS_ON_GPUS[0]} and a {_TRIED_TREES_ON_GPUS[0]}"
+        return f"SGLang on GPUs with {ranks[0]}, a {held} and a {cache}: tested are {tested}"
     return None
 
 

@@ -67,21 +67,44 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
     assert (untried is None) == (reason is None)
 
 
+_ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of MHATokenToKVPool"
+_SEVERAL = "several ranks with a MHATokenToKVPool and a RadixCache"
+
+
 @pytest.mark.parametrize(
     ("pool", "given", "reason"),
     [
         ("MHATokenToKVPool", {}, None),
-        ("MHATokenToKVPool", {"tp_size": 2}, "SGLang on GPUs with tp_size=2: tested is one rank"),
-        ("MHATokenToKVPool", {"dp_size": 8}, "SGLang on GPUs with dp_size=8: tested is one rank"),
+        ("MHATokenToKVPool", {"tp_size": 2}, None),
+        ("MHATokenToKVPool", {"dp_size": 8}, None),
+        ("MLATokenToKVPool", {}, None),
+        ("SWAKVPool", {"tree": "UnifiedRadixCache"}, None),
+        ("HybridLinearKVPool", {"full": "MHATokenToKVPool"}, None),
         (
-            "MLATokenToKVPool",
-            {},
-            "SGLang on GPUs with a MLATokenToKVPool: tested are those with MHATokenToKVPool",
+            "HybridLinearKVPool",
+            {"full": "MLATokenToKVPool"},
+            f"SGLang on GPUs with a HybridLinearKVPool of MLATokenToKVPool: tested are those with {_ON_GPUS}",
         ),
         (
             "MHATokenToKVPool",
-            {"tree": "UnifiedRadixCache"},
-            "SGLang on GPUs with a UnifiedRadixCache: tested are those with RadixCache",
+            {"tree": "HiRadixCache"},
+            "SGLang on GPUs with a HiRadixCache: tested are those with RadixCache, UnifiedRadixCache",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"tp_size": 2, "dp_size": 2},
+            "SGLang on GPUs with tp_size=2 and dp_size=2: tested is one of them",
+        ),
+        (
+            "MLATokenToKVPool",
+            {"tp_size": 2},
+            f"SGLang on GPUs with tp_size=2, a MLATokenToKVPool and a RadixCache: tested are {_SEVERAL}",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"dp_size": 2, "tree": "UnifiedRadixCache"},
+            "SGLang on GPUs with dp_size=2, a MHATokenToKVPool and a UnifiedRadixCache: tested are "
+            + _SEVERAL,
         ),
     ],
 )
@@ -90,4 +113,6 @@ def test_engines_on_gpus_that_were_not_run_are_untried(
 ) -> None:
     arguments = SimpleNamespace(**({"tp_size": 1, "dp_size": 1, "tree": "RadixCache"} | given))
     held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
+    if "full" in given:
+        held.full_kv_pool = type(given["full"], (), {})()
     assert untried_on_gpus(arguments, held, tree) == reason

@@ -124,11 +124,7 @@ def test_a_storm_whose_tables_are_copied(
     windows = model == "windows"
     assert [seen[way] > 40 for way in ways] == [busy and not windows, not busy, True], seen
     assert rig.settle() == []
-    what, tested = type(rig.runner.token_to_kv_pool).__name__, "MHATokenToKVPool"
-    if what == tested:  # what SGLang has on a CPU
-        what, tested = "UnifiedRadixCache", "RadixCache"
-    untried = f"SGLang on GPUs with a {what}: tested are those with {tested}"
-    assert rig.canary.verdict() == (State.DEGRADED, (untried,))
+    assert rig.canary.verdict() == (State.OK, ())
     assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
     assert bool(seen["trimmed"]) is windows
     for group in rig.adapter.groups:

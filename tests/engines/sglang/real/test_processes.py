@@ -110,10 +110,14 @@ def test_the_replicas_of_an_engine_are_protected_and_its_answers_stay(
 
 
 def test_tensor_ranks_with_the_hooks_of_gpus_are_protected(start: Start) -> None:
-    """As nobody has run them there, they say so."""
+    """As nobody has run them there with the tree that SGLang has on a CPU, they say so."""
     overlap = {"tp_size": 2, "disable_overlap_schedule": False, "gpus_hooks": True}
+    untried = (
+        "SGLang on GPUs with tp_size=2, a MHATokenToKVPool and a UnifiedRadixCache: "
+        "tested are several ranks with a MHATokenToKVPool and a RadixCache"
+    )
     with service() as (hub, folder, canary), start(folder, canary, 1, **overlap):
-        said = [("SGLang on GPUs with tp_size=2: tested is one rank",)] * 2
+        said = [(untried,)] * 2
         wait_until(lambda: [one.snapshot and one.snapshot.state_reasons for one in hub.ranks()] == said)
         assert hub.verdict()[0] == State.DEGRADED
         assert_checked(hub)
