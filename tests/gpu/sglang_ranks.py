@@ -98,6 +98,7 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
 
         stand_ins.install()
         stand_ins.attention()
+        stand_ins.attention_over_data()
         streams.install()
         linear_attention.install()
         adapter.concurrent = lambda device: True
@@ -134,9 +135,7 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         if group:
             canary |= {"KV_CANARY_PERTURB": PERTURB, "KV_CANARY_PERTURB_GROUP": group}
             canary["KV_CANARY_PERTURB_ENABLED"] = "true"
-        cores = "|".join(
-            str(core % (os.cpu_count() or 1)) for core in range(settings["tp_size"] * settings["dp_size"])
-        )
+        cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(processes(settings)))
         own = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
         command = [sys.executable, "-m", __spec__.name, "--serve", name, "--settings", json.dumps(settings)]
         try:
@@ -146,6 +145,12 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         answers = json.loads((folder / "answers.json").read_text("utf-8"))
         ranks = {rank.identity.rank: said(rank.snapshot) for rank in hub.ranks() if rank.snapshot}
         return {"answers": answers, "ranks": ranks}
+
+
+def processes(settings: dict[str, Any]) -> int:
+    """Schedulers of an engine with these settings."""
+    replicas = 1 if settings.get("enable_dp_attention") else int(settings["dp_size"])
+    return replicas * int(settings["tp_size"]) * int(settings.get("pp_size", 1))
 
 
 def said(snapshot: Snapshot) -> dict[str, Any]:
@@ -200,6 +205,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
+    parser.add_argument("--dp-attention", action="store_true", help="the tensor ranks' attention, by --dp")
     parser.add_argument("--shape", choices=(*SHAPES, *OWN), default="small" if ON_GPUS else "tiny")
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
@@ -210,6 +217,10 @@ def main() -> int:
         serve(given.serve, given.settings)
         return 0
     settings: dict[str, Any] = {"tp_size": given.tp, "dp_size": given.dp}
+    if given.pp > 1:
+        settings["pp_size"] = given.pp
+    if given.dp_attention:
+        settings["enable_dp_attention"] = True
     if given.attention:
         settings["attention_backend"] = given.attention
     if given.shape == "states":
@@ -218,7 +229,7 @@ def main() -> int:
     plain, checked = run(model, settings, "none"), run(model, settings, "log")
     groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
     perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
-    wrong = problems(checked["ranks"], perturbed, given.tp * given.dp)
+    wrong = problems(checked["ranks"], perturbed, processes(settings))
     result = {
         "environment": environment(),
         "plan": settings | {"shape": given.shape, "perturb": PERTURB},

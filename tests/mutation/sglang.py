@@ -97,13 +97,13 @@ ALL = (
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (
-            "if (value := getattr(arguments, name)) > 1]",
-            "if (value := getattr(arguments, name)) > 2]",
+            "if (value := getattr(arguments, name)) > 1}",
+            "if (value := getattr(arguments, name)) > 2}",
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (
-            "!= (_TRIED_POOLS_ON_GPUS[0], _TRIED_TREES_ON_GPUS[0]):",
-            "== (None, None):",
+            "if arguments.tp_size == arguments.dp_size:",
+            "if arguments.tp_size:",
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (

@@ -48,8 +48,6 @@ _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
     "speculative_algorithm": ((None,), "drafts on GPUs"),
     "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
-    "pp_size": ((1,), "pipeline parallelism on GPUs"),
-    "enable_dp_attention": ((False,), "attention in parallel over data on GPUs"),
 }
 
 _CLASSES = {

@@ -18,7 +18,12 @@ _TRIED_POOLS_ON_GPUS = (
     "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool of MHATokenToKVPool",
 )  # fmt: skip
 _TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache")
-_RANKS_ON_GPUS = ("tp_size", "dp_size")
+_TRIED_RANKS_ON_GPUS = {  # with one of these settings alone, the pools
+    "tp_size": _TRIED_POOLS_ON_GPUS[:3],
+    "dp_size": _TRIED_POOLS_ON_GPUS[:1],
+    "pp_size": _TRIED_POOLS_ON_GPUS[:1],
+    "enable_dp_attention": _TRIED_POOLS_ON_GPUS[1:2],
+}
 
 
 def untried_pair(arguments: Any, pool: Any) -> str | None:
@@ -51,12 +56,18 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     for name, tried in ((held, _TRIED_POOLS_ON_GPUS), (cache, _TRIED_TREES_ON_GPUS)):
         if name not in tried:
             return f"SGLang on GPUs with a {name}: tested are those with {', '.join(tried)}"
-    ranks = [f"{name}={value}" for name in _RANKS_ON_GPUS if (value := getattr(arguments, name)) > 1]
+    ranks = {name: value for name in _TRIED_RANKS_ON_GPUS if (value := getattr(arguments, name)) > 1}
+    if arguments.enable_dp_attention:  # of as many ranks as replicas, each of which has its own requests
+        ranks = ranks | {"enable_dp_attention": True}
+        ranks.pop("dp_size", None)
+        if arguments.tp_size == arguments.dp_size:
+            ranks.pop("tp_size", None)
+    said = " and ".join(f"{name}={value}" for name, value in ranks.items())
     if len(ranks) > 1:
-        return f"SGLang on GPUs with {' and '.join(ranks)}: tested is one of them"
-    if ranks and (held, cache) != (_TRIED_POOLS_ON_GPUS[0], _TRIED_TREES_ON_GPUS[0]):
-        tested = f"several ranks with a {_TRIED_POOLS_ON_GPUS[0]} and a {_TRIED_TREES_ON_GPUS[0]}"
-        return f"SGLang on GPUs with {ranks[0]}, a {held} and a {cache}: tested are {tested}"
+        return f"SGLang on GPUs with {said}: tested is each by itself"
+    for pools in (_TRIED_RANKS_ON_GPUS[name] for name in ranks):
+        if held not in pools:
+            return f"SGLang on GPUs with {said} and a {held}: tested are those with {', '.join(pools)}"
     return None
 
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.sglang.untried import _TRIED_POOLS, untried_on_gpus, untried_pair
+from canary_obs.engines.sglang.untried import (
+    _TRIED_POOLS,
+    _TRIED_POOLS_ON_GPUS,
+    untried_on_gpus,
+    untried_pair,
+)
 
 _TIER = {"enable_hierarchical_cache": True, "pool": "MHATokenToKVPool", "disaggregation_mode": "prefill"}
 _OFFLOADS = {"disaggregation_decode_enable_offload_kvcache": True, "pool": "MHATokenToKVPool"}
@@ -68,16 +73,17 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
 
 
 _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of MHATokenToKVPool"
-_SEVERAL = "several ranks with a MHATokenToKVPool and a RadixCache"
 
 
 @pytest.mark.parametrize(
     ("pool", "given", "reason"),
     [
         ("MHATokenToKVPool", {}, None),
-        ("MHATokenToKVPool", {"tp_size": 2}, None),
+        *((pool, {"tp_size": 8}, None) for pool in _TRIED_POOLS_ON_GPUS[:3]),
         ("MHATokenToKVPool", {"dp_size": 8}, None),
+        ("MHATokenToKVPool", {"pp_size": 2}, None),
         ("MLATokenToKVPool", {}, None),
+        ("MLATokenToKVPool", {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, None),
         ("SWAKVPool", {"tree": "UnifiedRadixCache"}, None),
         ("HybridLinearKVPool", {"full": "MHATokenToKVPool"}, None),
         (
@@ -93,25 +99,42 @@ _SEVERAL = "several ranks with a MHATokenToKVPool and a RadixCache"
         (
             "MHATokenToKVPool",
             {"tp_size": 2, "dp_size": 2},
-            "SGLang on GPUs with tp_size=2 and dp_size=2: tested is one of them",
+            "SGLang on GPUs with tp_size=2 and dp_size=2: tested is each by itself",
         ),
         (
             "MLATokenToKVPool",
-            {"tp_size": 2},
-            f"SGLang on GPUs with tp_size=2, a MLATokenToKVPool and a RadixCache: tested are {_SEVERAL}",
+            {"tp_size": 4, "dp_size": 2, "enable_dp_attention": True},
+            "SGLang on GPUs with tp_size=4 and enable_dp_attention=True: tested is each by itself",
+        ),
+        (
+            "MLATokenToKVPool",
+            {"dp_size": 2},
+            "SGLang on GPUs with dp_size=2 and a MLATokenToKVPool: tested are those with MHATokenToKVPool",
+        ),
+        (
+            "SWAKVPool",
+            {"pp_size": 2},
+            "SGLang on GPUs with pp_size=2 and a SWAKVPool: tested are those with MHATokenToKVPool",
         ),
         (
             "MHATokenToKVPool",
-            {"dp_size": 2, "tree": "UnifiedRadixCache"},
-            "SGLang on GPUs with dp_size=2, a MHATokenToKVPool and a UnifiedRadixCache: tested are "
-            + _SEVERAL,
+            {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+            "SGLang on GPUs with enable_dp_attention=True and a MHATokenToKVPool: tested are those with "
+            "MLATokenToKVPool",
+        ),
+        (
+            "HybridLinearKVPool",
+            {"full": "MHATokenToKVPool", "tp_size": 2},
+            "SGLang on GPUs with tp_size=2 and a HybridLinearKVPool of MHATokenToKVPool: tested are those "
+            "with MHATokenToKVPool, MLATokenToKVPool, SWAKVPool",
         ),
     ],
 )
 def test_engines_on_gpus_that_were_not_run_are_untried(
     pool: str, given: dict[str, Any], reason: str | None
 ) -> None:
-    arguments = SimpleNamespace(**({"tp_size": 1, "dp_size": 1, "tree": "RadixCache"} | given))
+    plain = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_dp_attention": False, "tree": "RadixCache"}
+    arguments = SimpleNamespace(**(plain | given))
     held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
     if "full" in given:
         held.full_kv_pool = type(given["full"], (), {})()

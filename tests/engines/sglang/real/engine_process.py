@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from canary_obs.engines.sglang import adapter
+from tests.engines.sglang.real import streams
 from tests.engines.sglang.real.rig import DEFAULTS, Rig
+from tests.engines.sglang.real.stand_ins import attention, attention_over_data
 from tests.engines.sglang.real.traffic import prompts
 
 
@@ -26,6 +28,10 @@ def main(model: str, result: str, rounds: str, settings: str) -> None:
         return
     if given.pop("gpus_hooks", False):
         adapter.concurrent = lambda device: True
+    if given.get("enable_dp_attention"):
+        streams.install()
+        attention()
+        attention_over_data()
     from sglang.srt.entrypoints.engine import Engine
 
     # SGLang spawns its processes, each of which imports all of it: these are forked.

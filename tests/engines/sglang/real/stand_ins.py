@@ -67,7 +67,7 @@ def _rotary_embedding(
 def attention() -> None:
     """What SGLang's torch backend lacks. Idempotent.
 
-    It has no way for MLA, whose absorbed form runs there, and reads layers with a sliding window at the slots
+    It has no way for MLA, whose absorbed form runs there, reads layers with a sliding window at the slots
     of the full ones.
     """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -79,6 +79,22 @@ def attention() -> None:
         method = getattr(TorchNativeAttnBackend, name)
         if not hasattr(method, "joins"):
             setattr(TorchNativeAttnBackend, name, _joining(_translating(method)))
+
+
+def attention_over_data() -> None:
+    """What ranks lack whose attention is parallel over data.
+
+    SGLang takes its own functions for CPUs on some only. Its torch backend has no length for the requests
+    that pad their batches.
+    """
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1  # type: ignore[method-assign]
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(GroupCoordinator, name, getattr(GroupCoordinator, "_" + name))
 
 
 def _joining(method: Any) -> Any:

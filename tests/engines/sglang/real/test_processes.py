@@ -37,15 +37,18 @@ def start(models: Any, tmp_path: Path) -> Start:
     """An engine with these settings, while the body runs; yields where its answers will be."""
 
     @contextmanager
-    def run(hub_folder: str, canary: dict[str, str], rounds: int, **settings: Any) -> Iterator[Path]:
+    def run(
+        hub_folder: str, canary: dict[str, str], rounds: int, model: str = "llama", **settings: Any
+    ) -> Iterator[Path]:
         result, log = tmp_path / "answers", Path(hub_folder) / "log"
         result.unlink(missing_ok=True)
-        ranks = settings.get("dp_size", 1) * settings.get("pp_size", 1) * settings.get("tp_size", 1)
+        replicas = 1 if settings.get("enable_dp_attention") else settings.get("dp_size", 1)
+        ranks = replicas * settings.get("pp_size", 1) * settings.get("tp_size", 1)
         variables = os.environ | environment(tmp_path, canary, ranks)
         command = [sys.executable, "-m", "tests.engines.sglang.real.engine_process"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, str(models("llama")), str(result), str(rounds), json.dumps(settings)],
+                [*command, str(models(model)), str(result), str(rounds), json.dumps(settings)],
                 cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
@@ -110,17 +113,16 @@ def test_the_replicas_of_an_engine_are_protected_and_its_answers_stay(
 
 
 def test_tensor_ranks_with_the_hooks_of_gpus_are_protected(start: Start) -> None:
-    """As nobody has run them there with the tree that SGLang has on a CPU, they say so."""
     overlap = {"tp_size": 2, "disable_overlap_schedule": False, "gpus_hooks": True}
-    untried = (
-        "SGLang on GPUs with tp_size=2, a MHATokenToKVPool and a UnifiedRadixCache: "
-        "tested are several ranks with a MHATokenToKVPool and a RadixCache"
-    )
     with service() as (hub, folder, canary), start(folder, canary, 1, **overlap):
-        said = [(untried,)] * 2
-        wait_until(lambda: [one.snapshot and one.snapshot.state_reasons for one in hub.ranks()] == said)
-        assert hub.verdict()[0] == State.DEGRADED
-        assert_checked(hub)
+        assert_protected(hub)
+
+
+def test_ranks_whose_attention_is_parallel_over_data_are_protected(start: Start) -> None:
+    """With the hooks of GPUs. Each has requests of its own, and runs empty forwards beside the other."""
+    over_data = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "gpus_hooks": True}
+    with service() as (hub, folder, canary), start(folder, canary, 1, "latent", **over_data):
+        assert_protected(hub)
 
 
 def test_the_stages_of_a_pipeline_are_protected(start: Start) -> None:
