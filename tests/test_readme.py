@@ -116,7 +116,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
     measured = [
         [RECORD_BYTES, 100 * RECORD_BYTES / slot_bytes, 8],  # "... of an 8B model's KV"
         alone(DECODE, SINGLE, *PROMPTS),
-        throughputs("h200_vllm_033_load_8b_v2_dca31b32.json", "mixed"),
+        throughputs("h200_vllm_033_load_8b_v2_96791ae3.json", "mixed"),
         throughputs("h200_vllm_033_load_small_v2.json", "decode"),
         loads("h200_sglang_8b_one_engine.json", "decode", "single", "prefill"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],
@@ -137,10 +137,10 @@ def test_the_page_on_performance_begins_with_what_was_measured() -> None:
     measured: list[list[list[float]]] = [
         [alone(DECODE), alone(SINGLE), alone(*PROMPTS), []],
         [
-            throughputs("h200_vllm_033_load_8b_v2_dca31b32.json", "decode"),
+            throughputs("h200_vllm_033_load_8b_v2_96791ae3.json", "decode"),
             throughputs("h200_vllm_033_load_8b_v2_one_core.json", "single"),
-            throughputs("h200_vllm_033_load_8b_v2_dca31b32.json", "prefill"),
-            throughputs("h200_vllm_033_load_8b_v2_dca31b32.json", "mixed"),
+            throughputs("h200_vllm_033_load_8b_v2_96791ae3.json", "prefill"),
+            throughputs("h200_vllm_033_load_8b_v2_96791ae3.json", "mixed"),
         ],
         [vllm_026("decode"), [], vllm_026("prefill"), []],
         [[value] for value in added],
@@ -193,7 +193,7 @@ def test_the_figures_of_loads_on_one_core_are_those_of_the_result_files() -> Non
         1: ("decode", "single", "mixed", "prefill", "ttft", "ttft-busy"),
         2: ("decode", "single", "mixed", "", "ttft", ""),
     }
-    of_8b = "h200_vllm_033_load_8b_v2_one_core", "h200_vllm_033_load_8b_v2_dca31b32"
+    of_8b = "h200_vllm_033_load_8b_v2_one_core", "h200_vllm_033_load_8b_v2_96791ae3"
     for column, files in ((1, of_8b), (2, ("h200_vllm_033_load_small_v2",))):
         found = {name: each for file in files for name, each in result(f"{file}.json")["loads"].items()}
         for cells, name in zip(table, loads_of[column], strict=True):
