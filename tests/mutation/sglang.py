@@ -10,6 +10,7 @@ _CHAINS, _FREED, _TREE = (
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
+_HIERARCHICAL = f"{_TESTS}test_hierarchical_cache.py::"
 _SEVERAL = f"{_TESTS}test_several_drafts.py::"
 _WHERE_LAYERS_LOOK = (
     f"{_TESTS}test_states.py::test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
@@ -373,6 +374,47 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/hierarchical_cache.py",
+        (
+            "            self._observer.awaited(FULL, slots)\n",
+            "",
+            _HIERARCHICAL + "test_records_leave_after_the_checks_and_are_compared_when_the_bytes_are_back",
+        ),
+        (
+            "        self._checks.precede()  # the load",
+            "        pass  # the load",
+            _HIERARCHICAL + "test_records_leave_after_the_checks_and_are_compared_when_the_bytes_are_back",
+        ),
+        (
+            "        finished.wait()\n",
+            "",
+            _HIERARCHICAL + "test_records_leave_after_the_checks_and_are_compared_when_the_bytes_are_back",
+        ),
+        (
+            "            self._observer.received(FULL, slots[without])\n",
+            "",
+            _HIERARCHICAL + "test_a_copy_without_a_record_gets_a_baseline",
+        ),
+        (
+            'guarded(self._observer, "host_tier", self._mark, slots, False)',
+            "pass",
+            _HIERARCHICAL + "test_a_copy_without_a_record_gets_a_baseline",
+        ),
+        (
+            "        while self._loading:\n",
+            "        if self._loading:\n",
+            _HIERARCHICAL + "test_loads_that_are_under_way_at_once",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/radix_tree.py",
+        (
+            "return [len(node.key) for node in nodes]",
+            "return None",
+            f"{_TESTS}test_radix_tree.py::test_nodes_that_are_on_the_host_alone_have_no_slots",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/host_tier.py",
         (
             'guarded(self._observer, "host_tier", self._compare_before, transfers)',
@@ -485,9 +527,24 @@ ALL = (
             "_SETTINGS)",
             _LIMITS + "test_what_is_not_followed_on_gpus_is_named",
         ),
+        (
+            'tree != "HiRadixCache":',
+            'tree == "":',
+            _LIMITS + "test_a_hierarchical_cache_on_gpus_is_the_older_tree",
+        ),
     ),
     *mutants(
         "canary_obs/engines/sglang/stream_hooks.py",
+        (
+            "            self._streams.forward.join()  # where checks in line are\n",
+            "",
+            _STREAMS + "test_work_in_order_follows_the_forwards_and_their_checks",
+        ),
+        (
+            "        self._chosen.join_due = True\n        with self._streams.side.after_all:\n",
+            "        with self._streams.side.after_all:\n",
+            _STREAMS + "test_work_in_order_follows_the_forwards_and_their_checks",
+        ),
         (
             "            if self._chosen.join_due:\n                self._chosen.join()\n            late",
             "            late",

@@ -19,6 +19,7 @@ from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.disaggregation import TransferHooks, draft_groups, found_groups
 from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
+from canary_obs.engines.sglang.hierarchical_cache import HierarchicalCache
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.physical_slots import covers_last, is_unified, physical_slots
@@ -107,7 +108,7 @@ class SglangAdapter(EngineAdapter):
             self._window_count = WindowCount(windows.mapping, full, self._scheduler_stream)
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
-        self.host_tier: HostTier | None = None
+        self.host_tier: HostTier | HierarchicalCache | None = None
         self.transfer: TransferHooks | None = None  # of a server that prefills or decodes only
         self.retracted: RetractedCopies | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
@@ -203,13 +204,20 @@ class SglangAdapter(EngineAdapter):
 
     def attach(self, observer: Observer) -> None:
         """Set attributes of the instances, and look whether the engine will find them."""
+        controller = host_controller(self.scheduler)
         if self._concurrent:
             forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
             early = EarlyStream(self._device, self._scheduler_stream, (forward, side))
             streams = Streams(forward, side, self._scheduler_stream, early)
             assert isinstance(self._views, DeviceViews)
-            hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
+            hooks: StepHooks = (checks := StreamHooks(self.scheduler, self._views, observer, streams))
+            if controller is not None:
+                self.host_tier = HierarchicalCache(controller, observer, checks, self._device)
+                checks.arrive = self.host_tier.arrive
         else:
+            if controller is not None:
+                pools = pools_by_group(self.runner, draft_runners(self.scheduler))
+                self.host_tier = HostTier(controller, pools, observer)
             speculation = None
             if settings_of(self.scheduler).speculative_algorithm is not None:
                 speculation = Speculation(self.scheduler, observer, self._trees, self._views)
@@ -219,10 +227,7 @@ class SglangAdapter(EngineAdapter):
         hooks.empty_batches, hooks.requests = self._totals
         for freed in dict.fromkeys(self._freed.values()):
             freed.wrap(self._patches)
-        controller = host_controller(self.scheduler)
-        if controller is not None:
-            pools = pools_by_group(self.runner, draft_runners(self.scheduler))
-            self.host_tier = HostTier(controller, pools, observer)
+        if self.host_tier is not None:
             self.host_tier.wrap(self._patches)
         if is_unified(self.runner.token_to_kv_pool):
             moving = pools_by_group(self.runner)

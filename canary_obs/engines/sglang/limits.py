@@ -45,7 +45,7 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_unified_memory": ((False,), "KV that moves within its memory on GPUs"),
     "enable_page_major_kv_layout": ((False,), "the page-major layout on GPUs"),
-    "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
+    "hicache_storage_backend": ((None,), "KV that a storage keeps, on GPUs"),
     "speculative_algorithm": ((None,), "drafts on GPUs"),
     "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
 }
@@ -82,7 +82,7 @@ _CLASSES_ON_GPUS = {
         "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator",
     ),
     "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
-    "prefix cache": ("RadixCache", "UnifiedRadixCache"),
+    "prefix cache": ("RadixCache", "UnifiedRadixCache", "HiRadixCache"),
 }  # fmt: skip
 
 
@@ -111,6 +111,9 @@ def check_scheduler(scheduler: Any, version: str) -> None:
     for what, thing in found.items():
         if (name := type(thing).__name__) not in classes[what]:
             raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
+    tree = type(scheduler.tree_cache).__name__
+    if device != "cpu" and arguments.enable_hierarchical_cache and tree != "HiRadixCache":
+        raise _refused(f"a hierarchical {tree}", "KV that moves there, on GPUs", "a HiRadixCache")
     if has_windows(runner.token_to_kv_pool) and hasattr(
         runner.token_to_kv_pool_allocator, "full_attn_allocator"
     ):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +64,7 @@ class StreamHooks(StepHooks):
     def __init__(self, scheduler: Any, views: RepeatingViews, observer: Observer, streams: Streams) -> None:
         super().__init__(scheduler, views, observer)
         self._device_views, self._streams = views, streams
+        self.arrive: Callable[[], None] | None = None  # compares what was loaded from the host
         self._chosen = CheckStream(streams.forward, streams.side)
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
@@ -80,6 +82,18 @@ class StreamHooks(StepHooks):
         self._streams.side.join()
         self._streams.forward.join()
 
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Launches inside follow all checks so far, and what the current stream was given."""
+        self._chosen.join_due = True
+        with self._streams.side.after_all:
+            self._streams.forward.join()  # where checks in line are
+            yield
+
+    def precede(self) -> None:
+        """What the current stream is given next follows all checks so far."""
+        self._streams.side.join()
+
     def end_step(self) -> None:
         """The batch was launched. Either stream waits for its forward already."""
         forward, side = self._streams.forward, self._streams.side
@@ -88,6 +102,8 @@ class StreamHooks(StepHooks):
     def idle(self) -> bool:
         """Work after everything on the side stream and that of the forwards."""
         self.stop()
+        if self.arrive is not None:
+            self.arrive()
         return self._observer.idle()
 
     def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,6 +194,8 @@ class StreamHooks(StepHooks):
     def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
         self._next_to_in_a_row = 0
         result = self._run(view, run)
+        if self.arrive is not None:
+            self.arrive()
         self._observer.forward_launched(view)
         self._observer.after_forward(view)
         return result
@@ -189,6 +207,8 @@ class StreamHooks(StepHooks):
         result = self._run(view, run)
         if repeated:  # soon launched as one (`Replays`): both checks wait for the forward
             with side.after_all:
+                if self.arrive is not None:
+                    self.arrive()
                 observer.forward_launched(view)
                 observer.after_forward(view)
                 early.checked()
@@ -202,6 +222,8 @@ class StreamHooks(StepHooks):
         return result
 
     def _check_after_mark(self, view: StepView) -> None:
+        if self.arrive is not None:
+            self.arrive()
         self._observer.forward_launched(view)
         self._streams.side.wait_launched()
         self._observer.after_forward(view)

@@ -99,6 +99,25 @@ def test_what_is_not_followed_on_gpus_is_named(name: str) -> None:
         check_scheduler(on_gpu(**{name: True}), GPU)
 
 
+def test_what_a_storage_keeps_is_not_followed_on_gpus() -> None:
+    check_scheduler(scheduler(hicache_storage_backend="file"), CPU)
+    with pytest.raises(
+        UnsupportedEngine, match=r"hicache_storage_backend='file' .* KV that a storage keeps, on"
+    ):
+        check_scheduler(on_gpu(hicache_storage_backend="file"), GPU)
+
+
+def test_a_hierarchical_cache_on_gpus_is_the_older_tree() -> None:
+    """The adapter calls it untried."""
+    tier: dict[str, Any] = {"enable_hierarchical_cache": True}
+    check_scheduler(on_gpu({"prefix cache": "HiRadixCache"}, **tier), GPU)
+    for name in ("UnifiedRadixCache", "RadixCache"):
+        with pytest.raises(
+            UnsupportedEngine, match=f"a hierarchical {name} is not covered yet: .* HiRadixCache"
+        ):
+            check_scheduler(on_gpu({"prefix cache": name}, **tier), GPU)
+
+
 @pytest.mark.parametrize("name", ["tp_size", "dp_size", "pp_size"])
 def test_ranks_on_gpus_pass(name: str) -> None:
     """Of those that nobody has tried the adapter says so."""

@@ -16,9 +16,14 @@ from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_freed_slots import Tokens
 
 
-def node(slots: list[int], *children: Any, locked: int = 0) -> Any:
+def node(slots: list[int] | None, *children: Any, locked: int = 0, tokens: int = 0) -> Any:
+    """Of a node on the host alone, slots are None, and `tokens` is how many it has."""
+    value = None if slots is None else torch.tensor(slots, dtype=torch.int64)
     return SimpleNamespace(
-        value=torch.tensor(slots, dtype=torch.int64), lock_ref=locked, children=dict(enumerate(children))
+        value=value,
+        key=range(len(slots or ()) or tokens),
+        lock_ref=locked,
+        children=dict(enumerate(children)),
     )
 
 
@@ -46,6 +51,14 @@ def test_every_slot_follows_the_last_of_its_parent() -> None:
 def test_a_locked_node_is_left_out_and_still_precedes_its_children() -> None:
     root = node([], node([4, 2], node([7, 5]), locked=1), node([8]), locked=1)
     assert links(tree_of(root), unlocked_only=True) == {7: (2, 2), 5: (3, 7), 8: (0, -1)}
+
+
+def test_nodes_that_are_on_the_host_alone_have_no_slots() -> None:
+    """What follows one of them on the device, if anything does, follows nothing that is known."""
+    on_host = node(None, node(None, tokens=2), node([9]), tokens=3)
+    root = node([], node([4, 2], on_host, node([7], node(None, tokens=1))), node(None, tokens=5))
+    expected = {4: (0, -1), 2: (1, 4), 7: (2, 2), 9: (5, -1)}
+    assert links(tree_of(root), unlocked_only=False) == links(tree_of(root), unlocked_only=True) == expected
 
 
 def test_an_empty_tree() -> None:

@@ -269,3 +269,35 @@ def test_the_tensors_of_a_view_outlive_the_next_one(engine: Any, early: bool) ->
     for _ in range(5):
         run(engine, "a+b")
     assert engine.hooks._kept == ("a+b", "a+b")
+
+
+def test_work_in_order_follows_the_forwards_and_their_checks(engine: Any) -> None:
+    engine.streams.forward.busy = False
+    for _ in range(2 * STEPS_PER_QUERY):
+        in_line = run(engine, "a new")
+    assert in_line == run(engine, "a new") == ["view", "before_write a new", "forward", *in_line[3:]]
+    del engine.observer.calls[:]
+    with engine.hooks.in_order():
+        engine.observer.calls.append("work")
+    engine.hooks.precede()
+    assert engine.observer.calls == [
+        "side after_all", "forward join", "work", "end side after_all", "side join",
+    ]  # fmt: skip
+    assert run(engine, "a")[0] == "side join"  # and is not compared early
+
+
+def test_what_was_loaded_is_compared_before_the_checks_of_the_forward_that_reads_it(engine: Any) -> None:
+    calls = engine.observer.calls
+    engine.hooks.arrive = lambda: calls.append("arrive")
+    found = run(engine, "a new", decodes=False)
+    assert found[found.index("arrive") + 1] == "forward_launched a new"
+    assert found.index("side after_mark") < found.index("arrive") < found.index("end side after_mark")
+    again_after = run(engine, "a new")
+    assert again_after.count("arrive") == 1
+    engine.streams.forward.busy = False
+    for _ in range(2 * STEPS_PER_QUERY):
+        in_line = run(engine, "a new")
+    assert in_line[-3:] == ["arrive", "forward_launched a new", "after_forward a new"]
+    del calls[:]
+    engine.on_idle()
+    assert calls.index("arrive") == calls.index("idle") - 1
