@@ -91,7 +91,10 @@ _POOL = 2048  # tokens; all prompts and answers are 4000, so that slots are used
 
 
 def serve(folder: Path, settings: dict[str, Any]) -> None:
-    """The engine's process: answers of all prompts to `answers.json`."""
+    """The engine's process: answers of all prompts to `answers.json`, and how many tokens came from the host.
+
+    With a hierarchical cache the prompts come twice: of the first ones, the KV is on the host by then.
+    """
     if not ON_GPUS:
         from canary_obs.engines.sglang import adapter, groups
         from tests.engines.sglang.real import linear_attention, stand_ins, streams
@@ -113,16 +116,19 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
     )  # fmt: skip
     sampling = {"max_new_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
     found: list[list[int]] = []
-    for seed in range(_ROUNDS):
+    loaded = 0
+    for seed in list(range(_ROUNDS)) * (1 + bool(settings.get("enable_hierarchical_cache"))):
         asked = list(prompts(_REQUESTS, seed, longest=280).values())
         answers = engine.generate(input_ids=asked, sampling_params=[dict(sampling) for _ in asked])
         found += [list(answer["output_ids"]) for answer in answers]
-    (folder / "answers.json").write_text(json.dumps(found), "utf-8")
+        cached = (answer["meta_info"].get("cached_tokens_details") for answer in answers)
+        loaded += sum(tokens["host"] for tokens in cached if tokens)
+    (folder / "answers.json").write_text(json.dumps({"ids": found, "loaded": loaded}), "utf-8")
     engine.shutdown()
 
 
 def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "") -> dict[str, Any]:
-    """One engine from its start to its end: its answers, and each rank's last word.
+    """One engine from its start to its end: its answers, what it loaded, and each rank's last word.
 
     `group`: that faults are injected into; empty = none are.
     """
@@ -144,7 +150,7 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
             listener.close()
         answers = json.loads((folder / "answers.json").read_text("utf-8"))
         ranks = {rank.identity.rank: said(rank.snapshot) for rank in hub.ranks() if rank.snapshot}
-        return {"answers": answers, "ranks": ranks}
+        return {"answers": answers["ids"], "loaded": answers["loaded"], "ranks": ranks}
 
 
 def processes(settings: dict[str, Any]) -> int:
@@ -208,6 +214,7 @@ def main() -> int:
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--dp-attention", action="store_true", help="the tensor ranks' attention, by --dp")
     parser.add_argument("--shape", choices=(*SHAPES, *OWN), default="small" if ON_GPUS else "tiny")
+    parser.add_argument("--hierarchical", action="store_true", help="a cache in host memory, too; on GPUs")
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -219,6 +226,8 @@ def main() -> int:
     settings: dict[str, Any] = {"tp_size": given.tp, "dp_size": given.dp}
     if given.pp > 1:
         settings["pp_size"] = given.pp
+    if given.hierarchical:
+        settings |= {"enable_hierarchical_cache": True, "hicache_write_policy": "write_through"}
     if given.dp_attention:
         settings["enable_dp_attention"] = True
     if given.attention:
@@ -230,6 +239,8 @@ def main() -> int:
     groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
     perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
     wrong = problems(checked["ranks"], perturbed, processes(settings))
+    if given.hierarchical and not checked["loaded"]:
+        wrong.append("no KV came back from the host")
     result = {
         "environment": environment(),
         "plan": settings | {"shape": given.shape, "perturb": PERTURB},
@@ -238,6 +249,7 @@ def main() -> int:
             "equal": sum(map(list.__eq__, plain["answers"], checked["answers"])),
             "of": len(plain["answers"]),
         },
+        "loaded": checked["loaded"],
         "clean": checked["ranks"],
         "perturbed": perturbed,
         "problems": wrong,
