@@ -143,11 +143,18 @@ class HierarchicalCache:
             if compared:
                 self._observer.received(FULL, slots[there], sent[there], HOST_PEER)
             self._observer.received(FULL, slots[without])
-        for tensor in (slots, sent):  # they may have been made on another stream
-            if tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        _use(slots, sent)
 
 
 def _slots(copies: Sequence[Any]) -> Tensor:
     """int64 [n] on the device."""
-    return torch.cat([copy.device_indices for copy in copies]).to(torch.int64)
+    slots = [copy.device_indices for copy in copies]
+    _use(*slots)
+    return torch.cat(slots).to(torch.int64)
+
+
+def _use(*tensors: Tensor) -> None:
+    """The current stream reads them, which others made and may let go of: their memory stays until then."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
