@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.vocabulary import HOST_PEER
 
+log = logging.getLogger("canary_obs")
 _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.managers.cache_controller:HiCacheController": {"start_writing": (), "start_loading": ()}
 }
@@ -59,6 +61,7 @@ class HierarchicalCache:
         slots = int(controller.mem_pool_host.size)
         with torch.inference_mode(False):
             self._records = torch.zeros((slots, layout.RECORD_WORDS), dtype=torch.int64, device=device)
+        log.info("records of %d host slots take %d B of device memory", slots, self._records.nbytes)
         self._known = np.zeros(slots, dtype=np.bool_)
         self._loading = deque[tuple[_Load, Any]]()  # with the event of its end
         self.compared = 0  # slots that came back with a record

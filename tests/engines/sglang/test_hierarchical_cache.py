@@ -163,6 +163,15 @@ def test_loads_that_are_under_way_at_once(rig: Rig) -> None:
     ]  # fmt: skip
 
 
+def test_the_device_memory_that_it_takes_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hierarchical_cache, "check_methods", lambda *_: None)
+    with caplog.at_level("INFO", "canary_obs"):
+        Rig()
+    assert caplog.messages == ["records of 8 host slots take 256 B of device memory"]
+
+
 def test_nothing_to_copy(rig: Rig) -> None:
     assert (rig.write(), rig.load(), rig.arrive()) == (["write"], ["load"], [])
 
