@@ -55,8 +55,8 @@ TINY_LATENT: dict[str, Any] = LATENT | {
 WINDOWS: dict[str, Any] = {
     "architectures": ["MellumForCausalLM"], "model_type": "mellum", "num_hidden_layers": 6,
     "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2, "mlp_layer_types": ["dense"] * 6,
-    "sliding_window": 128, "num_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "num_local_experts": 4,
+    "sliding_window": 128, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "norm_topk_prob": True, "num_local_experts": 4,
     "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
@@ -220,6 +220,8 @@ def main() -> int:
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.hierarchical and not ON_GPUS:
+        parser.error("--hierarchical needs a GPU: on a CPU SGLang 0.5.23 copies KV by other methods")
     if given.serve is not None:
         serve(given.serve, given.settings)
         return 0

@@ -210,7 +210,8 @@ class SglangAdapter(EngineAdapter):
             early = EarlyStream(self._device, self._scheduler_stream, (forward, side))
             streams = Streams(forward, side, self._scheduler_stream, early)
             assert isinstance(self._views, DeviceViews)
-            hooks: StepHooks = (checks := StreamHooks(self.scheduler, self._views, observer, streams))
+            checks = StreamHooks(self.scheduler, self._views, observer, streams)
+            hooks: StepHooks = checks
             if controller is not None:
                 self.host_tier = HierarchicalCache(controller, observer, checks, self._device)
                 checks.arrive = self.host_tier.arrive

@@ -23,6 +23,7 @@ from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.vocabulary import HOST_PEER
 
 log = logging.getLogger("canary_obs")
+# Checked here, as their module is imported only where SGLang has such a cache.
 _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.managers.cache_controller:HiCacheController": {"start_writing": (), "start_loading": ()}
 }

@@ -64,7 +64,7 @@ class StreamHooks(StepHooks):
     def __init__(self, scheduler: Any, views: RepeatingViews, observer: Observer, streams: Streams) -> None:
         super().__init__(scheduler, views, observer)
         self._device_views, self._streams = views, streams
-        self.arrive: Callable[[], None] | None = None  # compares what was loaded from the host
+        self.arrive: Callable[[], None] = _nothing  # compares what was loaded from the host
         self._chosen = CheckStream(streams.forward, streams.side)
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
@@ -102,8 +102,7 @@ class StreamHooks(StepHooks):
     def idle(self) -> bool:
         """Work after everything on the side stream and that of the forwards."""
         self.stop()
-        if self.arrive is not None:
-            self.arrive()
+        self.arrive()
         return self._observer.idle()
 
     def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,8 +193,7 @@ class StreamHooks(StepHooks):
     def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
         self._next_to_in_a_row = 0
         result = self._run(view, run)
-        if self.arrive is not None:
-            self.arrive()
+        self.arrive()
         self._observer.forward_launched(view)
         self._observer.after_forward(view)
         return result
@@ -207,8 +205,7 @@ class StreamHooks(StepHooks):
         result = self._run(view, run)
         if repeated:  # soon launched as one (`Replays`): both checks wait for the forward
             with side.after_all:
-                if self.arrive is not None:
-                    self.arrive()
+                self.arrive()
                 observer.forward_launched(view)
                 observer.after_forward(view)
                 early.checked()
@@ -222,8 +219,7 @@ class StreamHooks(StepHooks):
         return result
 
     def _check_after_mark(self, view: StepView) -> None:
-        if self.arrive is not None:
-            self.arrive()
+        self.arrive()
         self._observer.forward_launched(view)
         self._streams.side.wait_launched()
         self._observer.after_forward(view)
@@ -247,3 +243,7 @@ class StreamHooks(StepHooks):
         self._chosen.join_due = True
         self._next_to_in_a_row += 1
         self._entries = self._streams.side.entries
+
+
+def _nothing() -> None:
+    """Nothing is loaded."""

@@ -119,7 +119,7 @@ def test_tensor_ranks_with_the_hooks_of_gpus_are_protected(start: Start) -> None
 
 
 def test_ranks_whose_attention_is_parallel_over_data_are_protected(start: Start) -> None:
-    """With the hooks of GPUs. Each has requests of its own, and runs empty forwards beside the other."""
+    """With the hooks of GPUs. Each has requests of its own."""
     over_data = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "gpus_hooks": True}
     with service() as (hub, folder, canary), start(folder, canary, 1, "latent", **over_data):
         assert_protected(hub)
