@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
-from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
+from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_left_out, drafts_trees
 from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
@@ -77,7 +78,10 @@ class SglangAdapter(EngineAdapter):
         with torch.inference_mode():
             self._found = found_groups(scheduler)
             target = self._found.covered
-            self.sglang_groups = (*target, *draft_groups(scheduler))
+            drafts = () if self._concurrent else draft_groups(scheduler)
+            self.sglang_groups = (*target, *drafts)
+        if self._concurrent and (missing := drafts_left_out(scheduler)):
+            self._found = replace(self._found, left_out=(*self._found.left_out, *missing))
         self._by_name = {group.view.name: group for group in self.sglang_groups}
         # Slots of a draft model, and of an indexer, are those of the request table, and are freed with them.
         self._freed = freed_slots(self.sglang_groups)
@@ -100,7 +104,9 @@ class SglangAdapter(EngineAdapter):
             trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
         self._trees = trees
         self._views: BatchViews = (
-            DeviceViews(self.runner, target) if self._concurrent else BatchViews(self.runner, target, trees)
+            DeviceViews(self.runner, target, drafts=bool(given[0].speculative_algorithm))
+            if self._concurrent
+            else BatchViews(self.runner, target, trees)
         )
         self._window_count: WindowCount | None = None
         if self._concurrent and isinstance(windows := apart.get(SWA), WindowSlots):
@@ -155,7 +161,7 @@ class SglangAdapter(EngineAdapter):
 
     def allocation(self) -> KVAllocation:
         """From the pool's report of its size, and the model's configuration."""
-        return kv_allocation(self.runner, self._found, draft_runners(self.scheduler))
+        return kv_allocation(self.runner, self._found, draft_runners(self.scheduler), self._by_name)
 
     def forwards(self) -> dict[str, int]:
         """By the scheduler's own number of its batches, without those that have no tokens."""

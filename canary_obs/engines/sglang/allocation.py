@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from canary_obs.engine_api.views import KVAllocation
@@ -10,19 +10,21 @@ from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
 from canary_obs.engines.sglang.groups import SWA, FoundGroups, draft_name, has_states
 from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
-from canary_obs.engines.sglang.physical_slots import held_bytes, is_unified
+from canary_obs.engines.sglang.physical_slots import pool_bytes
 from canary_obs.engines.sglang.states import STATE
 
 
-def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -> KVAllocation:
+def kv_allocation(
+    runner: Any, found: FoundGroups, drafts: Sequence[Any] = (), covered: Container[str] = ()
+) -> KVAllocation:
     """From the pools' own report of their size, and the layers that the model runners say they have.
 
-    `drafts`: model runners of the draft models.
+    `drafts`: model runners of the draft models; `covered`: groups, theirs among them if they are.
     """
     pool = runner.token_to_kv_pool
     if is_deepseek_v4(pool):
         return _compressed(pool, found)
-    held = _held(pool) + sum(_held(draft.token_to_kv_pool) for draft in drafts)
+    held = pool_bytes(pool) + sum(pool_bytes(draft.token_to_kv_pool) for draft in drafts)
     numbers = range(int(runner.layer_info.start_layer), int(runner.layer_info.end_layer))
     attended = set(numbers)
     if has_states(pool):
@@ -35,7 +37,8 @@ def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -
     if INDEXER in names:
         layers[INDEXER,] = len(index_layers(pool))
     for draft in drafts:
-        layers[draft_name(draft),] = int(draft.layer_info.num_effective_layers)
+        if (name := draft_name(draft)) in covered:
+            layers[name,] = int(draft.layer_info.num_effective_layers)
     return KVAllocation(
         bytes=held, layers=layers, left_out=tuple(part.described(held) for part in found.left_out)
     )
@@ -52,10 +55,3 @@ def _compressed(pool: Any, found: FoundGroups) -> KVAllocation:
         layers={own: count for own, count in layers.items() if names.issuperset(own)},
         left_out=tuple(part.described(held) for part in found.left_out),
     )
-
-
-def _held(pool: Any) -> int:
-    if is_unified(pool):
-        return held_bytes(pool)  # SGLang says 0
-    size = pool.get_kv_size_bytes()
-    return int(sum(size) if isinstance(size, tuple) else size)

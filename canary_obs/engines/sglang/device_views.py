@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from canary_kernels.checks import Backend
 from canary_kernels.decode import DecodeMemory, DecodeStep, Known, keep_decode
 from canary_kernels.forward_start import RING_ROWS
 from canary_obs.copy_records.draft_trees import own_slots
-from canary_obs.engine_api.views import GroupStep, StepView
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.window_slots import WindowSlots
@@ -53,10 +54,15 @@ class DeviceViews(BatchViews):
     its lengths, are copied: on the stream of the forward, before it, or by `keep_late`, which the scheduler
     has to wait for. What the batch owns is kept alive by the view. Lengths on the host are the scheduler's.
     Slots of a window group are read of SGLang's mapping with the rows; what a prompt writes, before it.
+
+    Where drafts are verified, how many of the last ones were accepted may be known on the device alone. So
+    there are no digests: the tail compares what the scheduler knows, and the links show the rest.
     """
 
-    def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
+    def __init__(self, runner: Any, groups: Sequence[SglangGroup], *, drafts: bool = False) -> None:
+        """`drafts`: whether forwards verify drafts, in chains."""
         super().__init__(runner, groups, own_tables=False)
+        self._drafts = drafts
         device, (most, _) = self._table.device, self._table.shape
         own = [group.own_slots for group in groups if isinstance(group.own_slots, WindowSlots)]
         self._windows = own[0] if own else None  # the other groups have the request table's slots
@@ -69,6 +75,8 @@ class DeviceViews(BatchViews):
         staging = [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[int, _Columns] = {}  # by requests
+        # Inputs, positions and slots of drafts: draft models write theirs anew while the checks run.
+        self._verified = torch.zeros((3, 0), dtype=torch.int64, device=device)
         self._decoding: StepView | None = None  # the last one
         self._late: Callable[[], None] | None = None  # for `keep_late`
         self._late_slots: Tensor | None = None
@@ -78,6 +86,11 @@ class DeviceViews(BatchViews):
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         if self._backend is Backend.TRITON:
             self._compile()
+
+    @property
+    def step_types(self) -> StepTypes:
+        """Types of the views to come."""
+        return replace(super().step_types, has_digests=not self._drafts)
 
     def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
         """Whether the batch decodes the requests of the last view, which then shows this one, too."""
@@ -103,6 +116,10 @@ class DeviceViews(BatchViews):
                 view = self._decoding = self._view_of(
                     names, columns, columns.ones, columns.each, columns.tokens
                 )
+        elif batch.forward_mode.name == "TARGET_VERIFY":
+            tokens: Sequence[Tensor] = self._keep_drafts(batch, requests, columns)
+            view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
+            self._decoding = None
         else:
             before, ends = _extended(batch)
             # The forward gives the batch other tensors, of more rows, where it pads it.
@@ -170,6 +187,29 @@ class DeviceViews(BatchViews):
         self._memory.known.copy_(staging, non_blocking=True)
         self._known = True
 
+    def _keep_drafts(self, batch: Any, requests: Sequence[Any], columns: _Columns) -> list[Tensor]:
+        """Copy what a batch that verifies drafts has; returns its inputs, positions and slots."""
+        count, width = len(requests), int(batch.spec_info.draft_token_num)
+        given = batch.input_ids, batch.positions, batch.out_cache_loc
+        if self._verified.shape[1] < count * width:  # at the first one, and where drafts get longer
+            most = self._lengths.shape[1] * width
+            self._verified = torch.zeros((3, most), dtype=torch.int64, device=self._table.device)
+        tokens = list(self._verified[:, : count * width])
+        for own, tensor in zip(tokens, given, strict=True):
+            own.copy_(tensor)
+        rows, prefixes = batch.req_pool_indices, batch.seq_lens
+        self._late = None
+        self._held.append((rows, prefixes, *given))
+        # SGLang has allocated for what may be accepted meanwhile.
+        self._copy_rows(rows, count, max(int(request.kv.kv_allocated_len) for request in requests))
+        columns.prefixes.copy_(prefixes)
+        columns.extends.fill_(width)
+        torch.cumsum(columns.extends, 0, out=columns.starts[1:])
+        staging, values = next(self._staging)
+        values[:, :count] = self._chains.known(requests)
+        self._memory.known.copy_(staging, non_blocking=True)
+        return [*tokens, *self._written(batch)]
+
     def _view_of(
         self, names: list[str], columns: _Columns, extends: Tensor, starts: Tensor, tokens: Sequence[Tensor]
     ) -> StepView:
@@ -184,7 +224,7 @@ class DeviceViews(BatchViews):
             token_starts=starts,
             input_ids=tokens[0],
             positions=tokens[1],
-            digests=columns.digests,
+            digests=None if self._drafts else columns.digests,
             groups={group.view.name: steps[group.own_slots is not None] for group in self._groups},
             known_lens=columns.known_lens,
             known_digests=columns.known_digests,

@@ -46,7 +46,7 @@ _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_unified_memory": ((False,), "KV that moves within its memory on GPUs"),
     "enable_page_major_kv_layout": ((False,), "the page-major layout on GPUs"),
     "hicache_storage_backend": ((None,), "KV that a storage keeps, on GPUs"),
-    "speculative_algorithm": ((None,), "drafts on GPUs"),
+    "speculative_algorithm": ((None, "EAGLE", "EAGLE3", "STANDALONE"), "trees of drafts on GPUs"),
     "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
 }
 
@@ -125,7 +125,7 @@ def check_scheduler(scheduler: Any, version: str) -> None:
     if is_deepseek_v4(runner.token_to_kv_pool):
         _check_alone("DeepSeek-V4", arguments, _WITH_OWN_KEYS)
     if arguments.speculative_algorithm is not None:
-        _check_drafts(scheduler)
+        _check_drafts(scheduler, on_gpu=device != "cpu")
     if arguments.disaggregation_mode in ROLES and arguments.enable_hierarchical_cache:
         _check_host_tier(arguments)
     if has_states(runner.token_to_kv_pool):
@@ -178,6 +178,15 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
 }
 
 
+# On GPUs, where their own KV is left out, the same.
+_WITH_DRAFTS_ON_GPUS: dict[str, tuple[object, str]] = {
+    "speculative_eagle_topk": (1, "trees of drafts on GPUs"),
+    "pp_size": (1, "drafts of a pipeline"),
+    "enable_dp_attention": (False, "drafts while other ranks prefill"),
+    "enable_hierarchical_cache": (False, "KV of drafts that moves to the host and back, on GPUs"),
+}
+
+
 # With several draft models, the same.
 _WITH_SEVERAL: dict[str, tuple[object, str]] = {
     "speculative_eagle_topk": (1, "trees of their drafts"),
@@ -191,11 +200,11 @@ _WITH_SEVERAL: dict[str, tuple[object, str]] = {
 _SENT = ("EAGLE", "EAGLE3")
 
 
-def _check_drafts(scheduler: Any) -> None:
+def _check_drafts(scheduler: Any, *, on_gpu: bool) -> None:
     """A draft model's runner and pool, and the settings that go with it."""
     arguments = settings_of(scheduler)
     algorithm = f"speculative_algorithm={arguments.speculative_algorithm!r}"
-    for name, (covered, needs) in _WITH_DRAFTS.items():
+    for name, (covered, needs) in (_WITH_DRAFTS_ON_GPUS if on_gpu else _WITH_DRAFTS).items():
         # 0.5.16 has no attn_dp_size.
         if (value := getattr(arguments, name, covered)) != covered:
             raise _refused(f"{algorithm} and {name}={value!r}", needs, f"{name}={covered!r}")
@@ -208,6 +217,8 @@ def _check_drafts(scheduler: Any) -> None:
         )  # fmt: skip
     if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
         raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")
+    if on_gpu:
+        return
     runners = draft_runners(scheduler)
     if are_several(runners):
         _check_alone("several draft models", arguments, _WITH_SEVERAL)

@@ -47,6 +47,14 @@ def held_bytes(pool: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def pool_bytes(pool: Any) -> int:
+    """Bytes of K and V that a pool says it has."""
+    if is_unified(pool):
+        return held_bytes(pool)  # SGLang says 0
+    size = pool.get_kv_size_bytes()
+    return int(sum(size) if isinstance(size, tuple) else size)
+
+
 class PhysicalSlots:
     """A group's own slots by the virtual ones of the request table, indexed like a tensor of them."""
 

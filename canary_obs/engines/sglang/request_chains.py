@@ -114,6 +114,12 @@ class RequestChains:
         self._last = _LastBatch(list(requests), stops, known)
         return _chains(digests, stops, known)
 
+    def known(self, requests: Sequence[Any]) -> BatchChains:
+        """Of all that the scheduler knows, whatever of it the forward adds; the digests are over the same."""
+        totals = [len(request.origin_input_ids) + len(request.output_ids) for request in requests]
+        known = np.array(totals, dtype=np.int64) - self._first
+        return self.advance(requests, known, known)
+
     def next_tokens(self, requests: Sequence[Any], ends: list[int]) -> list[int] | None:
         """The newest token of each request, for a batch that is the last one, one token on.
 

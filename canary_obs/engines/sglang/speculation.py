@@ -15,6 +15,8 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.draft_views import DraftViews
 from canary_obs.engines.sglang.groups import DRAFT
+from canary_obs.engines.sglang.left_out import LeftOut
+from canary_obs.engines.sglang.physical_slots import pool_bytes
 from canary_obs.engines.sglang.several_drafts import SeveralDrafts, TargetViews, are_several
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.shown_forward import shown_forward
@@ -26,15 +28,27 @@ KNOWN_ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
 
 def draft_runners(scheduler: Any) -> tuple[Any, ...]:
     """Model runners with KV of their own that draft for this scheduler's; n-grams have none."""
-    if getattr(scheduler, "draft_worker", None) is None:
+    if (worker := getattr(scheduler, "draft_worker", None)) is None:
         return ()
-    return tuple(scheduler.draft_worker._draft_model_runners())
+    if hasattr(worker, "_draft_model_runners"):
+        return tuple(worker._draft_model_runners())
+    return tuple(worker.draft_worker.draft_runners)  # SGLang 0.5.16, of what is covered there
 
 
 def drafts_trees(arguments: Any) -> bool:
     """Whether drafts may branch, so that accepted tokens are moved to their places."""
     algorithm = arguments.speculative_algorithm
     return algorithm == "NGRAM" or (algorithm is not None and int(arguments.speculative_eagle_topk) > 1)
+
+
+def drafts_left_out(scheduler: Any) -> tuple[LeftOut, ...]:
+    """KV of its draft models, on GPUs."""
+    runners = draft_runners(scheduler)
+    if not runners:
+        return ()
+    held = sum(pool_bytes(runner.token_to_kv_pool) for runner in runners)
+    reason = "on GPUs this adapter does not follow what draft models write"
+    return (LeftOut(what="KV of drafts", bytes=held, reason=reason),)
 
 
 class Speculation:

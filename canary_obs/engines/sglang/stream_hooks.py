@@ -123,13 +123,14 @@ class StreamHooks(StepHooks):
             if mode.is_idle():
                 return original(batch, *args, **kwargs)
             self._streams.forward.remember()
-            self._chosen.begin_step(few_tokens=mode.is_decode())
+            few = mode.is_decode() or mode.is_target_verify()
+            self._chosen.begin_step(few_tokens=few)
             run = partial(original, batch, *args, **kwargs)
             if last is not None and not self._chosen.in_line and self._may_be_early(batch, last):
                 return self._early(batch, run)
             if self._chosen.join_due:
                 self._chosen.join()
-            late = not (mode.is_decode() or self._chosen.in_line or self._observer.injects)
+            late = not (few or self._chosen.in_line or self._observer.injects)
             view = self._view(batch, late=late)
             if view is None:
                 return self._unseen(run)

@@ -17,7 +17,8 @@ _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _TRIED_POOLS_ON_GPUS = (
     "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool of MHATokenToKVPool",
 )  # fmt: skip
-_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache")
+_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", "HiRadixCache")
+_TRIED_DRAFTS_ON_GPUS = _TRIED_POOLS_ON_GPUS[:2]  # with drafts, by one rank
 _TRIED_RANKS_ON_GPUS = {  # with one of these settings alone, the pools
     "tp_size": _TRIED_POOLS_ON_GPUS[:3],
     "dp_size": _TRIED_POOLS_ON_GPUS[:1],
@@ -63,6 +64,16 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
         if arguments.tp_size == arguments.dp_size:
             ranks.pop("tp_size", None)
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
+    if (algorithm := arguments.speculative_algorithm) is not None:
+        drafts = f"SGLang on GPUs with speculative_algorithm={algorithm}"
+        if held not in _TRIED_DRAFTS_ON_GPUS:
+            return f"{drafts} and a {held}: tested are those with {', '.join(_TRIED_DRAFTS_ON_GPUS)}"
+        if ranks:
+            return f"{drafts} and {said}: tested is each by itself"
+    if cache == _TRIED_TREES_ON_GPUS[2] and (held != _TRIED_POOLS_ON_GPUS[0] or ranks):
+        with_ranks = f" and {said}" if ranks else ""
+        tested = f"{_TRIED_POOLS_ON_GPUS[0]} on one rank"
+        return f"SGLang on GPUs with a {cache}, a {held}{with_ranks}: tested is one with a {tested}"
     if len(ranks) > 1:
         return f"SGLang on GPUs with {said}: tested is each by itself"
     for pools in (_TRIED_RANKS_ON_GPUS[name] for name in ranks):

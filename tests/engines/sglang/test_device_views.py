@@ -15,10 +15,12 @@ from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_batch_views import REQUESTS, batch
-from tests.engines.sglang.test_request_chains import Request
+from tests.engines.sglang.test_request_chains import Request, chain
 
 
-def makers(table: torch.Tensor, windows: torch.Tensor | None = None) -> tuple[BatchViews, DeviceViews]:
+def makers(
+    table: torch.Tensor, windows: torch.Tensor | None = None, *, drafts: bool = False
+) -> tuple[BatchViews, DeviceViews]:
     """`windows`: SGLang's mapping of slots."""
     groups: list[Any] = [
         SimpleNamespace(view=SimpleNamespace(name=name), own_slots=own, ratio=1, by_row=None)
@@ -26,7 +28,7 @@ def makers(table: torch.Tensor, windows: torch.Tensor | None = None) -> tuple[Ba
         if name == "full" or own is not None
     ]
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
-    return BatchViews(runner, groups), DeviceViews(runner, groups)
+    return BatchViews(runner, groups), DeviceViews(runner, groups, drafts=drafts)
 
 
 def a_decode() -> Any:
@@ -166,10 +168,71 @@ def test_no_decode_is_compared_early_where_slots_leave_a_window(windows: torch.T
 
 def test_other_modes_and_other_requests_are_not_shown() -> None:
     _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10))
-    with pytest.raises(UnsupportedEngine, match="TARGET_VERIFY is not covered"):
-        own.build(batch("TARGET_VERIFY", REQUESTS), REQUESTS)
+    with pytest.raises(UnsupportedEngine, match="SPLIT_PREFILL is not covered"):
+        own.build(batch("SPLIT_PREFILL", REQUESTS), REQUESTS)
     with pytest.raises(LookupError, match="its scheduler handed out"):
         own.build(a_decode(), REQUESTS[:1])
+
+
+@pytest.mark.parametrize("windows", [None, a_mapping(40)], ids=["full", "windows"])
+def test_drafts_are_shown_of_copies(windows: torch.Tensor | None) -> None:
+    """Of two requests the scheduler knows 3 and 4 tokens; the device has accepted one more of the second."""
+    table = torch.arange(40, dtype=torch.int32).view(4, 10).clone()
+    windows_before = torch.empty(0) if windows is None else windows.clone()
+    _, own = makers(table, windows, drafts=True)
+    assert not own.step_types.has_digests
+    for width in (2, 3, 1):
+        given = verified(width)
+        view = own.build(given, REQUESTS, late=False)
+        table_before = table.clone()
+        tokens, slots = given.input_ids.tolist(), given.out_cache_loc.tolist()
+        table.zero_()
+        for tensor in (given.input_ids, given.positions, given.out_cache_loc, given.seq_lens):
+            tensor.zero_()
+        assert view.digests is None
+        assert view.prefix_lens.tolist() == [2, 4]
+        assert view.extend_lens.tolist() == [width, width]
+        assert view.token_starts.tolist() == [0, width, 2 * width]
+        assert view.input_ids.tolist() == tokens
+        assert view.positions.tolist() == [*range(2, 2 + width), *range(4, 4 + width)]
+        assert view.known_lens is not None
+        assert view.known_digests is not None
+        assert view.known_lens.tolist() == [3, 4]
+        assert view.known_digests.tolist() == [chain(request.tokens) for request in REQUESTS]
+        for name, step in view.groups.items():
+            rows = step.slot_table[view.rows]
+            expected = [table_before[row, : end + width] for row, end in ((2, 2), (3, 4))]
+            mapped = (lambda of: of) if name == "full" else lambda of: windows_before[of]
+            for row, slots_of in zip(rows, expected, strict=True):
+                assert row[: slots_of.numel()].tolist() == mapped(slots_of.long()).tolist()
+            written = torch.tensor(slots)
+            if name == "swa":
+                written = torch.where((found := windows_before[written]) > 0, found, -1)
+            assert step.out_slots.tolist() == written.tolist()
+        table.copy_(table_before)
+
+
+def test_a_decode_after_drafts_starts_from_what_the_host_gives() -> None:
+    table = torch.arange(40, dtype=torch.int32).view(4, 10)
+    plain, own = makers(table, drafts=True)
+    own.build(a_decode(), REQUESTS)
+    own.build(verified(2), REQUESTS)
+    assert not own.repeats(a_decode(), REQUESTS)
+    expected, found = (maker.build(a_decode(), REQUESTS) for maker in (plain, own))
+    assert found.known_digests is not None
+    assert found.known_digests.tolist() == expected.known_digests.tolist()  # type: ignore[union-attr]
+
+
+def verified(width: int) -> Any:
+    """A batch that verifies so many tokens of each request."""
+    for request in REQUESTS:
+        request.kv = SimpleNamespace(kv_allocated_len=9)  # type: ignore[attr-defined]
+    found = batch("TARGET_VERIFY", REQUESTS, seq_lens=torch.tensor([2, 4]))
+    found.spec_info = SimpleNamespace(draft_token_num=width)
+    found.positions = torch.tensor([*range(2, 2 + width), *range(4, 4 + width)])
+    found.input_ids = torch.arange(50, 50 + 2 * width, dtype=torch.int32)
+    found.out_cache_loc = torch.tensor([*range(22, 22 + width), *range(34, 34 + width)])
+    return found
 
 
 def of_requests(requests: list[Request], table: torch.Tensor, *, late: bool, extends: bool) -> Any:

@@ -14,6 +14,7 @@ from canary_obs.engines.sglang.limits import (
     _ON_GPUS,
     _SETTINGS,
     _WITH_DRAFTS,
+    _WITH_DRAFTS_ON_GPUS,
     _WITH_OWN_KEYS,
     _WITH_SEVERAL,
     _WITH_UNIFIED_MEMORY,
@@ -30,7 +31,7 @@ def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
     found = {what: type(names[0], (), {})() for what, names in _CLASSES.items()}
     found |= {what: type(name, (), {})() for what, name in (classes or {}).items()}
     settings = {name: covered for name, (covered, _) in _WITH_DRAFTS.items()}
-    settings |= {name: covered for name, (covered, _) in _WITH_SEVERAL.items()}
+    settings |= {name: covered for name, (covered, _) in (_WITH_DRAFTS_ON_GPUS | _WITH_SEVERAL).items()}
     settings |= {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
     model = {"is_multimodal": False, "is_encoder_decoder": False}
     runner = SimpleNamespace(
@@ -169,8 +170,20 @@ def test_drafts_that_are_not_covered_are_named() -> None:
         check_scheduler(drafting(count=2), CPU)
     with pytest.raises(UnsupportedEngine, match="a draft model's SWAKVPool"):
         check_scheduler(drafting("SWAKVPool"), CPU)
-    with pytest.raises(UnsupportedEngine, match="does not follow drafts on GPUs"):
-        check_scheduler(on_gpu(speculative_algorithm="EAGLE"), GPU)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "STANDALONE"])
+def test_chains_of_drafts_pass_on_gpus(algorithm: str) -> None:
+    """What their models write is left out, in pools of whatever class."""
+    given = {"speculative_algorithm": algorithm, "speculative_eagle_topk": 1}
+    check_scheduler(on_gpu(**given), GPU)
+    for name, (covered, _) in _WITH_DRAFTS_ON_GPUS.items():
+        other = {1: 2}.get(covered, not covered)
+        match = rf"speculative_algorithm='{algorithm}' and {name}={other!r} is"
+        with pytest.raises(UnsupportedEngine, match=match):
+            check_scheduler(on_gpu({"prefix cache": "HiRadixCache"}, **given | {name: other}), GPU)
+    with pytest.raises(UnsupportedEngine, match=r"'NGRAM' .* does not follow trees of drafts on GPUs"):
+        check_scheduler(on_gpu(speculative_algorithm="NGRAM"), GPU)
 
 
 def several(**changed: Any) -> Any:

@@ -51,6 +51,21 @@ def test_a_prefill_in_chunks_and_what_is_decoded_after_it() -> None:
         assert found.known_digests.tolist() == [chain(request.tokens)]
 
 
+def test_all_that_is_known_whatever_was_accepted() -> None:
+    """Some requests get no token between two batches, others several; one starts again."""
+    chains, draw, requests = RequestChains(), random.Random(3), [Request(name, [5, 6], []) for name in "abc"]
+    for step in range(60):
+        given = requests[: 1 + step % 3] if step % 7 == 0 else requests
+        found = chains.known(given)
+        assert found.known_lens.tolist() == [len(request.tokens) for request in given]
+        expected = [chain(request.tokens) for request in given]
+        assert found.known_digests.tolist() == found.digests.tolist() == expected
+        for request in requests:
+            request.output_ids += [draw.randrange(1000) for _ in range(draw.choice((0, 1, 1, 3)))]
+        if step == 30:
+            requests[1].output_ids.clear()
+
+
 def test_the_newest_token_may_be_known_on_the_device_only() -> None:
     chains, request = RequestChains(), Request("a", [5, 6], [7])
     found = chains.advance([request], longs(3), longs(4))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
+from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_left_out, drafts_trees
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 TARGET: Any = SimpleNamespace(last=None)
@@ -54,6 +54,21 @@ def test_what_several_models_drafted_stays_until_it_is_written_again() -> None:
     Speculation(scheduler(*runners), observer, None, target).begin(batch(decodes=True))
     assert observer.slots == []
     assert target.last is None
+
+
+def test_the_older_sglang_keeps_its_runners_elsewhere() -> None:
+    runner = SimpleNamespace()
+    worker = SimpleNamespace(draft_worker=SimpleNamespace(draft_runners=[runner]))
+    older = SimpleNamespace(draft_worker=worker)
+    assert draft_runners(older) == (runner,)
+
+
+def test_what_draft_models_keep_is_named_with_its_bytes() -> None:
+    """K and V apart, or one number."""
+    pools = [SimpleNamespace(get_kv_size_bytes=lambda held=held: held) for held in ((30, 20), 50)]
+    (found,) = drafts_left_out(scheduler(*[SimpleNamespace(token_to_kv_pool=pool) for pool in pools]))
+    assert found.described(400).startswith("KV of drafts are not checked (25.0% of KV bytes): on GPUs")
+    assert drafts_left_out(scheduler()) == ()
 
 
 @pytest.mark.parametrize(("runners", "decodes"), [((), True), ((object(),), False)])

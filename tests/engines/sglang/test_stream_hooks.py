@@ -78,11 +78,12 @@ def engine() -> Any:
     return found
 
 
-def run(engine: Any, view: str = "a", *, decodes: bool = True) -> list[str]:
+def run(engine: Any, view: str = "a", *, decodes: bool = True, verifies: bool = False) -> list[str]:
     """What one batch does, but for remembering its streams."""
     del engine.observer.calls[:]
     batch = mode(idle=False)
     batch.again, batch.forward_mode.is_decode = view, lambda: decodes
+    batch.forward_mode.is_target_verify = lambda: verifies
     engine.run_batch(batch)
     return [call for call in engine.observer.calls if not call.endswith("remember")]
 
@@ -123,6 +124,12 @@ def test_checks_follow_the_launch_on_a_stream_of_their_own(engine: Any) -> None:
     assert run(engine, "a") == aside("a")
     assert engine.observer.calls[:2] == ["scheduler remember", "forward remember"]
     assert run(engine, "b new") == ["side join", *aside("b new")]
+
+
+def test_drafts_are_shown_before_their_launch(engine: Any) -> None:
+    """What SGLang has of them is written anew by the next drafting."""
+    assert run(engine, "a new", decodes=False, verifies=True) == aside("a new")
+    assert run(engine, "b new", decodes=False)[:2] == ["side join", "late view"]
 
 
 def test_a_batch_that_repeats_is_checked_after_its_forward(engine: Any) -> None:

@@ -93,8 +93,34 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
         ),
         (
             "MHATokenToKVPool",
+            {"tree": "ChunkCache"},
+            "SGLang on GPUs with a ChunkCache: tested are those with RadixCache, UnifiedRadixCache, "
+            "HiRadixCache",
+        ),
+        ("MHATokenToKVPool", {"tree": "HiRadixCache"}, None),
+        (
+            "MLATokenToKVPool",
             {"tree": "HiRadixCache"},
-            "SGLang on GPUs with a HiRadixCache: tested are those with RadixCache, UnifiedRadixCache",
+            "SGLang on GPUs with a HiRadixCache, a MLATokenToKVPool: tested is one with a MHATokenToKVPool "
+            "on one rank",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"tree": "HiRadixCache", "tp_size": 2},
+            "SGLang on GPUs with a HiRadixCache, a MHATokenToKVPool and tp_size=2: tested is one with a "
+            "MHATokenToKVPool on one rank",
+        ),
+        *((pool, {"speculative_algorithm": "EAGLE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
+        (
+            "SWAKVPool",
+            {"speculative_algorithm": "EAGLE"},
+            "SGLang on GPUs with speculative_algorithm=EAGLE and a SWAKVPool: tested are those with "
+            "MHATokenToKVPool, MLATokenToKVPool",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "STANDALONE", "tp_size": 2},
+            "SGLang on GPUs with speculative_algorithm=STANDALONE and tp_size=2: tested is each by itself",
         ),
         (
             "MHATokenToKVPool",
@@ -133,7 +159,8 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
 def test_engines_on_gpus_that_were_not_run_are_untried(
     pool: str, given: dict[str, Any], reason: str | None
 ) -> None:
-    plain = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_dp_attention": False, "tree": "RadixCache"}
+    plain: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_dp_attention": False}
+    plain |= {"tree": "RadixCache", "speculative_algorithm": None}
     arguments = SimpleNamespace(**(plain | given))
     held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
     if "full" in given:

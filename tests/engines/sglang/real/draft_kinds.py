@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "page_size": 16,
         **_CHAIN,
     },
+    "standalone": {"speculative_algorithm": "STANDALONE", **_CHAIN},
     "eagle tree": {"speculative_algorithm": "EAGLE", **_TREE},
     "eagle": {"speculative_algorithm": "EAGLE", **_CHAIN},
     "eagle3": {"speculative_algorithm": "EAGLE3", **_CHAIN},

@@ -54,6 +54,16 @@ def install() -> None:
         native.forward_extend = _verifying(native.forward_extend)
 
 
+def overlap(monkeypatch: Any) -> None:
+    """Let the next batch be launched before the scheduler knows this one's drafts, as on GPUs."""
+    from sglang.srt.arg_groups import speculative_hook
+
+    from tests.engines.sglang.real import streams
+
+    streams.install()
+    monkeypatch.setattr(speculative_hook, "_disable_overlap_schedule_for_cpu", lambda _: None)
+
+
 def _share(self: Any, embed: Any, head: Any) -> None:
     """As MiMo-V2's draft models do, which wait for a GPU besides."""
     self.model.embed_tokens.weight, self.lm_head.weight = embed, head
