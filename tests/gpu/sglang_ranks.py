@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,69 +30,25 @@ from canary_obs.records import Snapshot
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.vocabulary import Phase
 from tests.engines.sglang.real.traffic import prompts
+from tests.gpu.sglang_models import MODELS
 
 ROOT = Path(__file__).parents[2]
 ON_GPUS = torch.cuda.is_available()
-LATENT: dict[str, Any] = {
-    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_hidden_layers": 4,
-    "hidden_size": 2048, "intermediate_size": 4096, "moe_intermediate_size": 64, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 4, "n_shared_experts": 1,
-    "num_experts_per_tok": 2, "first_k_dense_replace": 4, "moe_layer_freq": 1, "topk_method": "greedy",
-    "n_group": 1, "topk_group": 1, "scoring_func": "softmax", "routed_scaling_factor": 1.0,
-    "norm_topk_prob": False, "vocab_size": 1024, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "ep_size": 1,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "attention_bias": False,
-    "rope_scaling": {
-        "type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "mscale": 0.7,
-        "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
-    },
-}  # fmt: skip
-TINY_LATENT: dict[str, Any] = LATENT | {
-    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
-}  # fmt: skip
-# A sliding window in two layers of three.
-WINDOWS: dict[str, Any] = {
-    "architectures": ["MellumForCausalLM"], "model_type": "mellum", "num_hidden_layers": 6,
-    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2, "mlp_layer_types": ["dense"] * 6,
-    "sliding_window": 128, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-    "norm_topk_prob": True, "num_local_experts": 4,
-    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False, "attention_bias": False,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-}  # fmt: skip
-TINY_WINDOWS: dict[str, Any] = WINDOWS | {
-    "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "sliding_window": 64, "vocab_size": 1024,
-}  # fmt: skip
-# Three layers of linear attention, whose states are left out on GPUs, and a full one.
-STATES: dict[str, Any] = {
-    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4,
-    "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-    "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_size": 512, "intermediate_size": 1024,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 4096,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu", "bos_token_id": 1,
-    "eos_token_id": 2, "torch_dtype": "bfloat16", "tie_word_embeddings": False, "attention_bias": False,
-}  # fmt: skip
-TINY_STATES: dict[str, Any] = STATES | {
-    "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "linear_num_value_heads": 6,
-    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "vocab_size": 1024,
+# A draft model of one layer, and how far it drafts. Its weights are drawn like the target's.
+DRAFTS = {"standalone": "STANDALONE", "eagle": "EAGLE"}
+CHAIN: dict[str, Any] = {
+    "speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4,
 }  # fmt: skip
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
-OWN = {"latent": (TINY_LATENT, LATENT), "windows": (TINY_WINDOWS, WINDOWS), "states": (TINY_STATES, STATES)}
+# A flipped bit may be a NaN in the target's hidden states, and of logits of NaN 0.5.16's draft picks a token
+# outside the vocabulary: the process ends.
+PERTURB_EAGLE = "req_to_token=0.2"
 _TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
 _POOL = 2048  # tokens; all prompts and answers are 4000, so that slots are used again
 
 
 def serve(folder: Path, settings: dict[str, Any]) -> None:
-    """The engine's process: answers of all prompts to `answers.json`, and how many tokens came from the host.
+    """The engine's process: answers of all prompts to `answers.json`, with sums of what is said of them.
 
     With a hierarchical cache the prompts come twice: of the first ones, the KV is on the host by then.
     """
@@ -116,14 +73,15 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
     )  # fmt: skip
     sampling = {"max_new_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
     found: list[list[int]] = []
-    loaded = 0
+    said = Counter[str]()
     for seed in list(range(_ROUNDS)) * (1 + bool(settings.get("enable_hierarchical_cache"))):
         asked = list(prompts(_REQUESTS, seed, longest=280).values())
         answers = engine.generate(input_ids=asked, sampling_params=[dict(sampling) for _ in asked])
         found += [list(answer["output_ids"]) for answer in answers]
-        cached = (answer["meta_info"].get("cached_tokens_details") for answer in answers)
-        loaded += sum(tokens["host"] for tokens in cached if tokens)
-    (folder / "answers.json").write_text(json.dumps({"ids": found, "loaded": loaded}), "utf-8")
+        for meta in (answer["meta_info"] for answer in answers):
+            said["loaded"] += (meta.get("cached_tokens_details") or {}).get("host", 0)
+            said["verifications"] += meta.get("spec_verify_ct", 0)
+    (folder / "answers.json").write_text(json.dumps({"ids": found} | said), "utf-8")
     engine.shutdown()
 
 
@@ -135,22 +93,35 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
     with TemporaryDirectory(prefix="kvc") as name:
         folder, endpoint = Path(name), f"ipc://{name}/s.sock"
         (folder / "config.json").write_text(json.dumps(model), "utf-8")
+        if algorithm := settings.get("speculative_algorithm"):
+            own: dict[str, Any] = {"num_hidden_layers": 1}
+            for name in ("layer_types", "mlp_layer_types"):
+                own |= {name: model[name][-1:]} if name in model else {}
+            own |= {"architectures": ["LlamaForCausalLMEagle"]} if algorithm == "EAGLE" else {}
+            draft = folder / "draft"
+            draft.mkdir()
+            (draft / "config.json").write_text(json.dumps(model | own), "utf-8")
+            settings = settings | {"speculative_draft_model_path": str(draft)}
         hub = Hub(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
         canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_SWEEP_INTERVAL": "16"}
         if group:
-            canary |= {"KV_CANARY_PERTURB": PERTURB, "KV_CANARY_PERTURB_GROUP": group}
+            eagle = settings.get("speculative_algorithm") == "EAGLE"
+            canary |= {"KV_CANARY_PERTURB": PERTURB_EAGLE if eagle else PERTURB}
+            canary["KV_CANARY_PERTURB_GROUP"] = group
             canary["KV_CANARY_PERTURB_ENABLED"] = "true"
         cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(processes(settings)))
-        own = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
+        offline = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
         command = [sys.executable, "-m", __spec__.name, "--serve", name, "--settings", json.dumps(settings)]
         try:
-            subprocess.run(command, env=os.environ | canary | own, cwd=ROOT, check=True, stdout=sys.stderr)
+            subprocess.run(
+                command, env=os.environ | canary | offline, cwd=ROOT, check=True, stdout=sys.stderr
+            )
         finally:
             listener.close()
         answers = json.loads((folder / "answers.json").read_text("utf-8"))
         ranks = {rank.identity.rank: said(rank.snapshot) for rank in hub.ranks() if rank.snapshot}
-        return {"answers": answers["ids"], "loaded": answers["loaded"], "ranks": ranks}
+        return {"answers": answers.pop("ids"), "ranks": ranks} | answers
 
 
 def processes(settings: dict[str, Any]) -> int:
@@ -213,8 +184,9 @@ def main() -> int:
     parser.add_argument("--dp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--dp-attention", action="store_true", help="the tensor ranks' attention, by --dp")
-    parser.add_argument("--shape", choices=(*SHAPES, *OWN), default="small" if ON_GPUS else "tiny")
+    parser.add_argument("--shape", choices=(*SHAPES, *MODELS), default="small" if ON_GPUS else "tiny")
     parser.add_argument("--hierarchical", action="store_true", help="a cache in host memory, too; on GPUs")
+    parser.add_argument("--drafts", choices=tuple(DRAFTS), help="a draft model of this kind; on GPUs")
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -222,6 +194,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.hierarchical and not ON_GPUS:
         parser.error("--hierarchical needs a GPU: on a CPU SGLang 0.5.23 copies KV by other methods")
+    if given.drafts and not ON_GPUS:
+        parser.error("--drafts needs a GPU: on a CPU SGLang drafts with stand-ins (test_drafts_on_gpus.py)")
     if given.serve is not None:
         serve(given.serve, given.settings)
         return 0
@@ -230,28 +204,37 @@ def main() -> int:
         settings["pp_size"] = given.pp
     if given.hierarchical:
         settings |= {"enable_hierarchical_cache": True, "hicache_write_policy": "write_through"}
+    if given.drafts:
+        settings |= CHAIN | {"speculative_algorithm": DRAFTS[given.drafts]}
     if given.dp_attention:
         settings["enable_dp_attention"] = True
     if given.attention:
         settings["attention_backend"] = given.attention
     if given.shape == "states":
         settings |= {"max_mamba_cache_size": 64} | ({} if ON_GPUS else {"disable_overlap_schedule": True})
-    model = OWN[given.shape][ON_GPUS] if given.shape in OWN else LLAMA | SHAPES[given.shape]
+    model = MODELS[given.shape][ON_GPUS] if given.shape in MODELS else LLAMA | SHAPES[given.shape]
     plain, checked = run(model, settings, "none"), run(model, settings, "log")
     groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
     perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
     wrong = problems(checked["ranks"], perturbed, processes(settings))
     if given.hierarchical and not checked["loaded"]:
         wrong.append("no KV came back from the host")
+    accepted, most = None, CHAIN["speculative_num_draft_tokens"]
+    if given.drafts:
+        accepted = round(sum(map(len, checked["answers"])) / max(checked["verifications"], 1), 2)
+        if accepted <= 1 if given.drafts == "standalone" else accepted >= most:
+            wrong.append(f"{accepted} tokens per verification: a {given.drafts} model's are accepted or not")
+    perturb = PERTURB_EAGLE if given.drafts == "eagle" else PERTURB
     result = {
         "environment": environment(),
-        "plan": settings | {"shape": given.shape, "perturb": PERTURB},
+        "plan": settings | {"shape": given.shape, "perturb": perturb},
         # On GPUs a sum's order may depend on what else is in a batch, and so may an answer.
         "answers": {
             "equal": sum(map(list.__eq__, plain["answers"], checked["answers"])),
             "of": len(plain["answers"]),
         },
         "loaded": checked["loaded"],
+        "tokens_per_verification": accepted,
         "clean": checked["ranks"],
         "perturbed": perturbed,
         "problems": wrong,
