@@ -29,6 +29,10 @@ _CPU: dict[str, Any] = {
     "device": "cpu", "attention_backend": "torch_native", "dtype": "float32", "mem_fraction_static": 0.2,
     "disable_cuda_graph": True, "disable_overlap_schedule": False,
 }  # fmt: skip
+_DRAFTS: dict[str, Any] = {
+    "speculative_algorithm": "STANDALONE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}  # fmt: skip
 _ALL: dict[str, Any] = {
     "load_format": "dummy", "skip_tokenizer_init": True, "sampling_backend": "pytorch", "random_seed": 1,
     "grammar_backend": "none", "log_level": "warning",
@@ -82,6 +86,11 @@ def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> Sglang
     given = engine_settings(on_gpu=on_gpu)
     if on_gpu:
         given["cuda_graph_bs_decode"] = sorted({1, loads.few, loads.requests})
+    if settings["drafts"]:
+        draft = folder / "draft"
+        draft.mkdir()
+        (draft / "config.json").write_text(json.dumps(LLAMA | shape | {"num_hidden_layers": 1}), "utf-8")
+        given |= _DRAFTS | {"speculative_draft_model_path": str(draft)}
     engine = Engine(
         model_path=str(folder), max_total_tokens=settings["tokens"], max_running_requests=loads.requests,
         context_length=max(longest, loads.prefill + 32), chunked_prefill_size=loads.prefill,

@@ -49,6 +49,7 @@ class SglangGpuPlan:
     rounds: int
     seed: int
     one_engine: bool = False  # `none` is the engine of `log`, without its canary
+    drafts: bool = False  # of a model of one layer, three tokens ahead; their KV may be left out
 
 
 def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], None]) -> BenchResult:
@@ -102,7 +103,13 @@ def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], 
             "not_protected": not protected and canary["refusal"],
             "violations": protected and sum(each["violations"] for each in (canary, *reports)),
             "observer_faults": protected and sum(each["observer_faults"] for each in (canary, *reports)),
-            "not_ok": [each["state"] for each in (canary, *reports) if protected and each["state"] != ["ok"]],
+            "not_ok": [
+                each["state"]
+                for each in (canary, *reports)
+                if protected
+                and each["state"] != ["ok"]
+                and not (plan.drafts and each["state"][0] == "degraded")
+            ],
             "flips": protected
             and (flips["slot_named"] != flips["flips"] or flips["other_violations"])
             and flips,
@@ -224,6 +231,7 @@ class _Runs:
 def _engine(plan: SglangGpuPlan, name: str, folder: str, endpoint: str) -> EngineProcess:
     settings = {
         "shape": plan.shape, "loads": asdict(plan.loads), "tokens": plan.tokens, "more": ENGINES[name],
+        "drafts": plan.drafts,
     }  # fmt: skip
     paths = [folder, *_own_folders(), os.environ.get("PYTHONPATH", "")]
     environ = {"PYTHONPATH": os.pathsep.join(paths)}

@@ -95,8 +95,8 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         (folder / "config.json").write_text(json.dumps(model), "utf-8")
         if algorithm := settings.get("speculative_algorithm"):
             own: dict[str, Any] = {"num_hidden_layers": 1}
-            for name in ("layer_types", "mlp_layer_types"):
-                own |= {name: model[name][-1:]} if name in model else {}
+            for kinds in ("layer_types", "mlp_layer_types"):
+                own |= {kinds: model[kinds][-1:]} if kinds in model else {}
             own |= {"architectures": ["LlamaForCausalLMEagle"]} if algorithm == "EAGLE" else {}
             draft = folder / "draft"
             draft.mkdir()
