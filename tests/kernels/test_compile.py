@@ -25,7 +25,7 @@ from canary_obs.reference_engine.model import paged_attention
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
 INTEGERS |= {"width", "num_tokens", "state", "size", "own_stride", "ticks", "count", "with_rows", "baselines"}
-INTEGERS |= {"last_slot"}
+INTEGERS |= {"last_slot", "tokens_stride", "added", "ahead"}
 FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}

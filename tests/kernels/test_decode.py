@@ -15,8 +15,8 @@ from tests.kernels.scenes import device_of
 COLUMNS = "input_ids", "positions", "out_slots"
 
 
-def memory_on(device, table, windows=False):
-    memory = DecodeMemory.allocate(table.to(device), windows=windows)
+def memory_on(device, table, windows=False, most_added=1):
+    memory = DecodeMemory.allocate(table.to(device), windows=windows, most_added=most_added)
     for tensor in (memory.table, memory.prefix_lens, memory.tokens, memory.known):
         tensor.fill_(-7)
     if windows:
@@ -93,6 +93,45 @@ def test_slots_of_a_window_group(backend):
     assert memory.windows.tolist() == [[0, -1, 7, *rest[3:]], [5, -1, *rest[2:]], [-1, -1, *rest[2:]], rest]
     assert memory.table.tolist() == [[20, 31, 22, *rest[3:]], [0, -3, *rest[2:]], [-1, -1, *rest[2:]], rest]
     assert (memory.tokens[2].tolist(), memory.window_slots.tolist()) == ([10, 11, 12, -7], [3, -1, 4, -7])
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("width", [1, 3])
+def test_drafts_that_the_lengths_do_not_have(backend, width):
+    """Of rows 2 and 0, with 3 and 1 tokens before; row 0 reaches the end of the table with the second one."""
+    device = device_of(backend)
+    windows = torch.arange(100, 140, dtype=torch.int64, device=device)
+    windows[torch.tensor([21, 5])] = 0
+    memory = memory_on(device, TABLE, windows=True, most_added=4)
+    given = host(device, [5, 6], [7, 8], [9, 10])
+    step = a_step(device, TABLE, [2, 0], [3, 8], given)
+    tokens = {name: torch.arange(2 * width, device=device) + 4 * place for place, name in enumerate(COLUMNS)}
+    step = step._replace(**tokens, window_slots=windows, added=width, ahead=width)
+    keep_decode(backend, memory, step, Known.GIVEN)
+    ends = [3 + width, min(8 + width, 10)]
+    for place, (row, end) in enumerate(zip((2, 0), ends, strict=True)):
+        slots = TABLE[row, :end].tolist()
+        assert memory.table[place].tolist() == [*slots, *[-7] * (10 - end)]
+        assert memory.windows[place].tolist() == [*windows[slots].tolist(), *[-7] * (10 - end)]
+    assert memory.prefix_lens.tolist() == [3, 8, -7, -7]
+    for place, kept in enumerate(memory.tokens.tolist()):
+        assert kept == [*range(4 * place, 4 * place + 2 * width), *[-7] * (16 - 2 * width)]
+    written = [108 + slot if 108 + slot in windows.tolist() else -1 for slot in range(2 * width)]
+    assert memory.window_slots.tolist() == [*written, *[-7] * (16 - 2 * width)]
+    assert memory.known[:, :2].tolist() == [[5, 6], [7, 8], [9, 10]]
+
+
+def test_drafts_without_room_are_refused():
+    memory, step = (
+        memory_on("cpu", TABLE, most_added=2),
+        a_step("cpu", TABLE, [1, 2, 0], [3, 3, 3], host("cpu")),
+    )
+    nine = dict.fromkeys(COLUMNS, torch.arange(9))
+    for more in ({"added": 3, **nine}, {"added": 2}):
+        with pytest.raises(
+            KernelArgumentError, match=r"tokens of 3 requests; the rule is . of each, and at most 8"
+        ):
+            keep_decode(Backend.TORCH, memory, step._replace(**more), Known.GIVEN)
 
 
 @pytest.mark.parametrize(("windows", "why"), [(False, "without memory"), (True, "left out, with memory")])

@@ -28,7 +28,13 @@ from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
-from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_left_out, drafts_trees
+from canary_obs.engines.sglang.speculation import (
+    Speculation,
+    draft_runners,
+    drafted_tokens,
+    drafts_left_out,
+    drafts_trees,
+)
 from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
@@ -104,7 +110,7 @@ class SglangAdapter(EngineAdapter):
             trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
         self._trees = trees
         self._views: BatchViews = (
-            DeviceViews(self.runner, target, drafts=bool(given[0].speculative_algorithm))
+            DeviceViews(self.runner, target, drafts=drafted_tokens(given[0]))
             if self._concurrent
             else BatchViews(self.runner, target, trees)
         )

@@ -27,6 +27,7 @@ from canary_obs.errors import UnsupportedEngine
 
 _WIDTH = 512  # tables are copied in multiples of so many slots
 _MOST_TABLES = 4096
+_MOST_DRAFTS = 16  # tokens of each request, where SGLang adapts how far it drafts
 _HELD = 3  # forwards: the one under way, the next one, and one more
 
 _Longs = NDArray[np.int64]
@@ -38,13 +39,15 @@ class _Columns(NamedTuple):
     prefixes: Tensor
     extends: Tensor
     starts: Tensor
-    ones: Tensor
+    ones: Tensor  # or as many as drafts are verified
     rows: Tensor
-    each: Tensor  # starts when each request extends by one token
+    each: Tensor  # starts when each request extends by so many
     digests: Tensor
     known_lens: Tensor
     known_digests: Tensor
-    tokens: tuple[Tensor, ...]  # of that many: input ids, positions, slots, and those of windows, if any
+    tokens: tuple[
+        Tensor, ...
+    ]  # of all that are new: input ids, positions, slots, and those of windows, if any
 
 
 class DeviceViews(BatchViews):
@@ -59,29 +62,28 @@ class DeviceViews(BatchViews):
     there are no digests: the tail compares what the scheduler knows, and the links show the rest.
     """
 
-    def __init__(self, runner: Any, groups: Sequence[SglangGroup], *, drafts: bool = False) -> None:
-        """`drafts`: whether forwards verify drafts, in chains."""
+    def __init__(self, runner: Any, groups: Sequence[SglangGroup], *, drafts: int = 0) -> None:
+        """`drafts`: tokens of each request that a forward verifies, in chains; 0 = none drafts."""
         super().__init__(runner, groups, own_tables=False)
         self._drafts = drafts
         device, (most, _) = self._table.device, self._table.shape
         own = [group.own_slots for group in groups if isinstance(group.own_slots, WindowSlots)]
         self._windows = own[0] if own else None  # the other groups have the request table's slots
         self._backend = backend_for(device)
-        self._memory = DecodeMemory.allocate(self._table, windows=bool(own))
+        most_added = max(drafts, _MOST_DRAFTS) if drafts else 1
+        self._memory = DecodeMemory.allocate(self._table, windows=bool(own), most_added=most_added)
         self._lengths = torch.zeros((3, most + 1), dtype=torch.int64, device=device)
         self._lengths[2] = 1
         self._counting = torch.arange(most + 1, device=device)
         pinned = device.type == "cuda"
         staging = [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
-        self._columns: dict[int, _Columns] = {}  # by requests
-        # Inputs, positions and slots of drafts: draft models write theirs anew while the checks run.
-        self._verified = torch.zeros((3, 0), dtype=torch.int64, device=device)
-        self._decoding: StepView | None = None  # the last one
+        self._columns: dict[tuple[int, int], _Columns] = {}  # by requests and new tokens of each
+        self._decoding: StepView | None = None  # the last one, also of drafts
         self._late: Callable[[], None] | None = None  # for `keep_late`
         self._late_slots: Tensor | None = None
         # Of the last ones: SGLang may let go of what the device still has to copy.
-        self._held = deque[tuple[Tensor | None, ...]](maxlen=_HELD)
+        self._held = deque[tuple[Any, ...]](maxlen=_HELD)
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         if self._backend is Backend.TRITON:
@@ -95,7 +97,7 @@ class DeviceViews(BatchViews):
     def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
         """Whether the batch decodes the requests of the last view, which then shows this one, too."""
         # Slots that have left a window since the last step are free, and may be written again: not early.
-        known = self._decoding is not None and self._windows is None
+        known = self._decoding is not None and self._windows is None and not self._drafts
         return known and batch.forward_mode.is_decode() and self._names[0] == requests
 
     def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
@@ -106,20 +108,22 @@ class DeviceViews(BatchViews):
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
-        columns = self._columns.get(count) or self._make_columns(count)
+        verifies = batch.forward_mode.name == "TARGET_VERIFY"
+        width = int(batch.spec_info.draft_token_num) if verifies else 1
+        columns = self._columns.get((count, width)) or self._make_columns(count, width)
         known, self._known = self._known, False
-        if batch.forward_mode.is_decode():
-            self._keep(batch, requests, count, known=known, late=late)
-            self._known = True
+        if verifies or batch.forward_mode.is_decode():
+            if verifies:
+                self._keep_drafts(batch, requests, width)
+            else:
+                self._keep(batch, requests, count, known=known, late=late)
+            self._known = not verifies
             view = self._decoding
-            if view is None or view.request_ids is not names:  # else it has the same tensors
+            # Else it has the same tensors.
+            if view is None or view.request_ids is not names or view.input_ids is not columns.tokens[0]:
                 view = self._decoding = self._view_of(
                     names, columns, columns.ones, columns.each, columns.tokens
                 )
-        elif batch.forward_mode.name == "TARGET_VERIFY":
-            tokens: Sequence[Tensor] = self._keep_drafts(batch, requests, columns)
-            view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
-            self._decoding = None
         else:
             before, ends = _extended(batch)
             # The forward gives the batch other tensors, of more rows, where it pads it.
@@ -187,28 +191,16 @@ class DeviceViews(BatchViews):
         self._memory.known.copy_(staging, non_blocking=True)
         self._known = True
 
-    def _keep_drafts(self, batch: Any, requests: Sequence[Any], columns: _Columns) -> list[Tensor]:
-        """Copy what a batch that verifies drafts has; returns its inputs, positions and slots."""
-        count, width = len(requests), int(batch.spec_info.draft_token_num)
-        given = batch.input_ids, batch.positions, batch.out_cache_loc
-        if self._verified.shape[1] < count * width:  # at the first one, and where drafts get longer
-            most = self._lengths.shape[1] * width
-            self._verified = torch.zeros((3, most), dtype=torch.int64, device=self._table.device)
-        tokens = list(self._verified[:, : count * width])
-        for own, tensor in zip(tokens, given, strict=True):
-            own.copy_(tensor)
-        rows, prefixes = batch.req_pool_indices, batch.seq_lens
-        self._late = None
-        self._held.append((rows, prefixes, *given))
-        # SGLang has allocated for what may be accepted meanwhile.
-        self._copy_rows(rows, count, max(int(request.kv.kv_allocated_len) for request in requests))
-        columns.prefixes.copy_(prefixes)
-        columns.extends.fill_(width)
-        torch.cumsum(columns.extends, 0, out=columns.starts[1:])
+    def _keep_drafts(self, batch: Any, requests: Sequence[Any], width: int) -> None:
+        """`_keep` of a batch that verifies so many tokens of each request: its lengths are without them."""
         staging, values = next(self._staging)
-        values[:, :count] = self._chains.known(requests)
-        self._memory.known.copy_(staging, non_blocking=True)
-        return [*tokens, *self._written(batch)]
+        values[:, : len(requests)] = self._chains.known(requests)
+        step = DecodeStep(
+            self._table, batch.req_pool_indices, batch.seq_lens, batch.input_ids, batch.positions,
+            batch.out_cache_loc, staging, self._mapping, width, width,
+        )  # fmt: skip
+        self._late = None
+        self._keep_held(step, Known.GIVEN)
 
     def _view_of(
         self, names: list[str], columns: _Columns, extends: Tensor, starts: Tensor, tokens: Sequence[Tensor]
@@ -230,16 +222,19 @@ class DeviceViews(BatchViews):
             known_digests=columns.known_digests,
         )
 
-    def _make_columns(self, count: int) -> _Columns:
+    def _make_columns(self, count: int, width: int) -> _Columns:
         extends, starts, ones = self._lengths
+        counting = self._counting
+        if width > 1:
+            ones, counting = ones * width, counting * width
         digests, known_lens, known_digests = self._memory.known[:, :count]
-        windowed = self._memory.window_slots
-        written = [] if windowed is None else [windowed[:count]]
-        made = self._columns[count] = _Columns(
+        windowed, added = self._memory.window_slots, count * width
+        written = [] if windowed is None else [windowed[:added]]
+        made = self._columns[count, width] = _Columns(
             prefixes=self._memory.prefix_lens[:count], extends=extends[:count], starts=starts[: count + 1],
-            ones=ones[:count], rows=self._counting[:count], each=self._counting[: count + 1],
+            ones=ones[:count], rows=self._counting[:count], each=counting[: count + 1],
             digests=digests, known_lens=known_lens, known_digests=known_digests,
-            tokens=(*self._memory.tokens[:, :count], *written),
+            tokens=(*self._memory.tokens[:, :added], *written),
         )  # fmt: skip
         return made
 

@@ -41,6 +41,11 @@ def drafts_trees(arguments: Any) -> bool:
     return algorithm == "NGRAM" or (algorithm is not None and int(arguments.speculative_eagle_topk) > 1)
 
 
+def drafted_tokens(arguments: Any) -> int:
+    """Tokens of each request that a forward verifies, the one that precedes the drafts among them."""
+    return 0 if arguments.speculative_algorithm is None else int(arguments.speculative_num_draft_tokens)
+
+
 def drafts_left_out(scheduler: Any) -> tuple[LeftOut, ...]:
     """KV of its draft models, on GPUs."""
     runners = draft_runners(scheduler)

@@ -21,15 +21,18 @@ _SLOTS, _MOST_SPLITS = 4096, 16
 
 
 @triton.jit(
-    do_not_specialize=["own_stride", "stride", "table_stride", "num_rows", "width", "last_slot", "state"],
+    do_not_specialize=[
+        "own_stride", "tokens_stride", "stride", "table_stride", "num_rows", "width", "last_slot", "state",
+        "added", "ahead",
+    ],
     do_not_specialize_on_alignment=[
         "table", "rows", "seq_lens", "input_ids", "positions", "out_slots", "window_slots", "host",
     ],
 )  # fmt: skip
 def decode_kernel(
-    own_table, own_prefix, own_tokens, own_known, own_windows, own_slots, own_stride, stride,
+    own_table, own_prefix, own_tokens, own_known, own_windows, own_slots, own_stride, tokens_stride, stride,
     table, table_stride, num_rows, width, rows, seq_lens, input_ids, positions, out_slots, window_slots,
-    last_slot, host, state, BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
+    last_slot, host, state, added, ahead, BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) copies the blocks split, split + splits, ... of the request's row.
 
@@ -39,11 +42,8 @@ def decode_kernel(
     place = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
-    length = tl.load(seq_lens + place).to(tl.int64)
+    length = tl.load(seq_lens + place).to(tl.int64) + ahead
     if split == 0:
-        token = tl.load(input_ids + place).to(tl.int64)
-        position = tl.load(positions + place).to(tl.int64)
-        slot = tl.load(out_slots + place).to(tl.int64)
         digest = tl.load(host + place)
         known_len = tl.load(own_known + stride + place)
         chain = tl.load(own_known + 2 * stride + place)
@@ -55,13 +55,17 @@ def decode_kernel(
             digest = tl.where(state == NEXT, chain, following)
             known_len += 1
             chain = following
-        tl.store(own_prefix + place, length - 1)
-        tl.store(own_tokens + place, token)
-        tl.store(own_tokens + stride + place, position)
-        tl.store(own_tokens + 2 * stride + place, slot)
-        if WINDOWED:
-            kept = tl.load(window_slots + tl.where((slot >= 0) & (slot <= last_slot), slot, last_slot))
-            tl.store(own_slots + place, tl.where(kept > 0, kept, -1))
+        tl.store(own_prefix + place, length - added)
+        for new in range(place * added, place * added + added):
+            token = tl.load(input_ids + new).to(tl.int64)
+            position = tl.load(positions + new).to(tl.int64)
+            slot = tl.load(out_slots + new).to(tl.int64)
+            tl.store(own_tokens + new, token)
+            tl.store(own_tokens + tokens_stride + new, position)
+            tl.store(own_tokens + 2 * tokens_stride + new, slot)
+            if WINDOWED:
+                kept = tl.load(window_slots + tl.where((slot >= 0) & (slot <= last_slot), slot, last_slot))
+                tl.store(own_slots + new, tl.where(kept > 0, kept, -1))
         tl.store(own_known + place, digest)
         tl.store(own_known + stride + place, known_len)
         tl.store(own_known + 2 * stride + place, chain)
@@ -82,7 +86,7 @@ def decode_kernel(
 
 def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
     """Launch; see `op.keep_decode`."""
-    table, rows, lens, ids, positions, slots, host, windows = step
+    table, rows, lens, ids, positions, slots, host, windows, added, ahead = step
     requests = rows.shape[0]
     if not requests:
         return
@@ -100,15 +104,16 @@ def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
             (
                 table.data_ptr(), table.stride(0), num_rows, width, rows.data_ptr(), lens.data_ptr(),
                 ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), windows.data_ptr(), last,
-                host.data_ptr(), int(known),
+                host.data_ptr(), int(known), added, ahead,
             ),
         )  # fmt: skip
         return
     kept = memory.table, memory.prefix_lens, memory.tokens, memory.known, own_windows, own_slots
-    strides = memory.table.stride(0), memory.tokens.stride(0)
+    strides = memory.table.stride(0), memory.tokens.stride(0), memory.known.stride(0)
     given = table, table.stride(0), num_rows, width, rows, lens, ids, positions, slots, windows, last, host
     constants = {"BLOCK": BLOCK, "WINDOWED": memory.windows is not None}
-    compiled = decode_kernel[grid](*kept, *strides, *given, int(known), **constants, num_warps=_WARPS)
+    more = int(known), added, ahead
+    compiled = decode_kernel[grid](*kept, *strides, *given, *more, **constants, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         head = (*(tensor.data_ptr() for tensor in kept), *strides)
         memory.cache[types] = Start(compiled, table.device, head, tuple(constants.values()))

@@ -33,6 +33,11 @@ def keep_decode(backend: Backend, memory: DecodeMemory, step: DecodeStep, known:
             f"a batch of {requests} requests; the rule is at most {memory.prefix_lens.shape[0]}; "
             "allocate for the engine's table"
         )
+    if (tokens := step.input_ids.shape[0]) != requests * step.added or tokens > memory.tokens.shape[1]:
+        raise KernelArgumentError(
+            f"{tokens} tokens of {requests} requests; the rule is {step.added} of each, and at most "
+            f"{memory.tokens.shape[1]}; allocate for as many as a forward adds"
+        )
     if (given := step.window_slots is not None) is not (memory.windows is not None):
         raise KernelArgumentError(
             f"window slots {'without' if given else 'left out, with'} memory for them; the rule is both or "

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
     """Copy the inputs, and advance what is known."""
-    rows, lens, table = step.rows.numpy(), step.seq_lens.numpy(), step.table.numpy()
+    rows, table = step.rows.numpy(), step.table.numpy()
+    lens = step.seq_lens.numpy().astype(np.int64) + step.ahead
     count = rows.shape[0]
-    np.subtract(lens, 1, out=memory.prefix_lens.numpy()[:count])
+    added = count * step.added
+    np.subtract(lens, step.added, out=memory.prefix_lens.numpy()[:count])
     for kept, given in zip(memory.tokens, (step.input_ids, step.positions, step.out_slots), strict=True):
-        kept.numpy()[:count] = given.numpy()
+        kept.numpy()[:added] = given.numpy()
     own, (num_rows, width) = memory.table.numpy(), table.shape
     for place, (row, length) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
         stop = min(max(length, 0), width)
@@ -33,7 +35,7 @@ def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
             memory.windows.numpy()[place, :stop] = _of_windows(step.window_slots, own[place, :stop])
     if memory.window_slots is not None and step.window_slots is not None:
         written = _of_windows(step.window_slots, step.out_slots.numpy())
-        memory.window_slots.numpy()[:count] = np.where(written > 0, written, -1)
+        memory.window_slots.numpy()[:added] = np.where(written > 0, written, -1)
     columns, host = memory.known.numpy()[:, :count], step.host.numpy()[:, :count]
     if known is Known.GIVEN:
         columns[:] = host

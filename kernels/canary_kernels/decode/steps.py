@@ -1,4 +1,4 @@
-"""What the decode operation reads and keeps: a batch that decodes, and copies of its inputs."""
+"""What the decode operation reads and keeps: a batch that decodes or verifies drafts, and its inputs."""
 
 from __future__ import annotations
 
@@ -24,37 +24,44 @@ class DecodeMemory:
 
     table: Tensor  # [max_requests, width]; row i has the slots of request i, up to its length
     prefix_lens: Tensor  # int64 [max_requests]
-    tokens: Tensor  # int64 [3, max_requests]; input ids, positions, slots of the new tokens
+    tokens: Tensor  # int64 [3, max_requests * most_added]; input ids, positions, slots of the new tokens
     known: Tensor  # int64 [3, max_requests]; digests, known_lens, known_digests, as of a StepView
-    # Slots in the window group, if there is one: as `table`, and of the new tokens, int64 [max_requests].
+    # Slots in the window group, if there is one: as `table`, and of the new tokens, int64
+    # [max_requests * most_added].
     windows: Tensor | None = None
     window_slots: Tensor | None = None
     cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def allocate(cls, table: Tensor, *, windows: bool = False) -> DecodeMemory:
-        """For an engine's slot table; `windows`: a window group has other slots than those in it."""
+    def allocate(cls, table: Tensor, *, windows: bool = False, most_added: int = 1) -> DecodeMemory:
+        """For an engine's slot table; `windows`: a window group has other slots than those in it.
+
+        `most_added`: tokens of each request that a forward adds.
+        """
         most, device = int(table.shape[0]), table.device
+        tokens = most * most_added
         return cls(
             table=torch.zeros_like(table),
             prefix_lens=torch.zeros(most, dtype=torch.int64, device=device),
-            tokens=torch.zeros((3, most), dtype=torch.int64, device=device),
+            tokens=torch.zeros((3, tokens), dtype=torch.int64, device=device),
             known=torch.zeros((3, most), dtype=torch.int64, device=device),
             windows=torch.zeros_like(table) if windows else None,
-            window_slots=torch.zeros(most, dtype=torch.int64, device=device) if windows else None,
+            window_slots=torch.zeros(tokens, dtype=torch.int64, device=device) if windows else None,
         )
 
 
 class DecodeStep(NamedTuple):
-    """A forward that is fed one token of each request. Integers."""
+    """A forward that is fed as many tokens of each request: one, or the drafts that it verifies. Integers."""
 
     table: Tensor  # [num_rows, width]; contiguous last axis
     rows: Tensor  # [num_requests]; row of the table
-    seq_lens: Tensor  # [num_requests]; with the new token
-    input_ids: Tensor  # [num_requests]
-    positions: Tensor  # [num_requests]
-    out_slots: Tensor  # [num_requests]
+    seq_lens: Tensor  # [num_requests]; with the new tokens, but for `ahead` of them
+    input_ids: Tensor  # [num_requests * added]
+    positions: Tensor  # [num_requests * added]
+    out_slots: Tensor  # [num_requests * added]
     host: Tensor  # int64 [3, max_requests], contiguous, in memory that the device reads; see Known
     # int64 [n]; by slot of the table, that in the window group (0 = none); the last place stands for all
     # other numbers. None = there is no such group.
     window_slots: Tensor | None = None
+    added: int = 1
+    ahead: int = 0

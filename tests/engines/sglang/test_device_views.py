@@ -28,7 +28,7 @@ def makers(
         if name == "full" or own is not None
     ]
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
-    return BatchViews(runner, groups), DeviceViews(runner, groups, drafts=drafts)
+    return BatchViews(runner, groups), DeviceViews(runner, groups, drafts=4 * drafts)
 
 
 def a_decode() -> Any:
@@ -210,6 +210,7 @@ def test_drafts_are_shown_of_copies(windows: torch.Tensor | None) -> None:
                 written = torch.where((found := windows_before[written]) > 0, found, -1)
             assert step.out_slots.tolist() == written.tolist()
         table.copy_(table_before)
+        assert own.build(verified(width), REQUESTS) is view
 
 
 def test_a_decode_after_drafts_starts_from_what_the_host_gives() -> None:
