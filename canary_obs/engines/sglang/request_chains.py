@@ -116,9 +116,18 @@ class RequestChains:
 
     def known(self, requests: Sequence[Any]) -> BatchChains:
         """Of all that the scheduler knows, whatever of it the forward adds; the digests are over the same."""
-        totals = [len(request.origin_input_ids) + len(request.output_ids) for request in requests]
-        known = np.array(totals, dtype=np.int64) - self._first
-        return self.advance(requests, known, known)
+        totals = _lengths_of([request.origin_input_ids for request in requests])
+        totals += _lengths_of([request.output_ids for request in requests]) - self._first
+        self._add_following()
+        last, self._following = self._last, None
+        if last is None or last.requests != requests or (totals < last.stops).any():
+            return self.advance(requests, totals, totals)
+        new = array("q")
+        for request, start, stop in zip(requests, last.stops.tolist(), totals.tolist(), strict=True):
+            self._add_part(new, request.origin_input_ids, request.output_ids, start, stop)
+        known = added_chains(last.known, token_array(new), last.stops, totals)
+        self._last = _LastBatch(last.requests, totals, known)
+        return _chains(known, totals, known)
 
     def next_tokens(self, requests: Sequence[Any], ends: list[int]) -> list[int] | None:
         """The newest token of each request, for a batch that is the last one, one token on.
