@@ -223,7 +223,7 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
 
 def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
     table = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "Injected faults on a GPU"))
-    assert len(table) == 10
+    assert len(table) == 14
     for _, *cells, file in table:
         run = result(file.strip("`"))
         counts = [
@@ -234,7 +234,7 @@ def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
         ]
         found = [sum(count[name] for count in counts) for name in ("detected", "open", "missed")]
         assert cells == [str(count) for count in found]
-        assert run["answers"] == {"equal": 48, "of": 48}
+        assert run["answers"]["equal"] == run["answers"]["of"] >= 48
         assert not run["problems"]
 
 

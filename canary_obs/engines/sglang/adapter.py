@@ -84,8 +84,7 @@ class SglangAdapter(EngineAdapter):
         with torch.inference_mode():
             self._found = found_groups(scheduler)
             target = self._found.covered
-            drafts = () if self._concurrent else draft_groups(scheduler)
-            self.sglang_groups = (*target, *drafts)
+            self.sglang_groups = (*target, *(() if self._concurrent else draft_groups(scheduler)))
         if self._concurrent and (missing := drafts_left_out(scheduler)):
             self._found = replace(self._found, left_out=(*self._found.left_out, *missing))
         self._by_name = {group.view.name: group for group in self.sglang_groups}
