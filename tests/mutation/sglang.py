@@ -381,6 +381,11 @@ ALL = (
             _HIERARCHICAL + "test_records_leave_after_the_checks_and_are_compared_when_the_bytes_are_back",
         ),
         (
+            'guarded(self._observer, "host_tier", self._await, copies)',
+            "pass",
+            _HIERARCHICAL + "test_what_could_not_be_followed_is_awaited",
+        ),
+        (
             "        self._checks.precede()  # the load",
             "        pass  # the load",
             _HIERARCHICAL + "test_records_leave_after_the_checks_and_are_compared_when_the_bytes_are_back",
@@ -416,6 +421,11 @@ ALL = (
     ),
     *mutants(
         "canary_obs/engines/sglang/host_tier.py",
+        (
+            'guarded(self._observer, "host_tier", self._await, transfers)',
+            "pass",
+            _TIER + "test_what_could_not_be_followed_is_awaited",
+        ),
         (
             'guarded(self._observer, "host_tier", self._compare_before, transfers)',
             "pass",
@@ -631,7 +641,7 @@ ALL = (
             _STREAMS + "test_a_device_that_waits_has_its_decodes_checked_in_line",
         ),
         (
-            "few_tokens=mode.is_decode()",
+            "few_tokens=few",
             "few_tokens=True",
             _STREAMS + "test_a_device_that_waits_has_its_decodes_checked_in_line",
         ),

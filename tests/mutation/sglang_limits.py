@@ -44,7 +44,7 @@ LIMITS = mutants(
         "        pass\n",
         _LIMITS + "test_what_is_not_covered_in_unified_memory_is_named",
     ),
-    ("        _check_drafts(scheduler)\n", "        pass\n", _DRAFTS),
+    ('        _check_drafts(scheduler, on_gpu=device != "cpu")\n', "        pass\n", _DRAFTS),
     ("    if len(runners) > 1:", "    if False:", _DRAFTS),
     ('        _check_alone("several draft models", arguments, _WITH_SEVERAL)\n', "        pass\n", _SEVERAL),
     ("        if pool.full_layer_nums:", "        if False:", _OF_SEVERAL),

@@ -11,6 +11,8 @@ _DECODE = "tests/kernels/test_decode.py::"
 _COPIES = _TESTS + "test_device_views.py::"
 _WINDOWS = _DECODE + "test_slots_of_a_window_group"
 _LENGTHS = _DECODE + "test_lengths_that_the_table_cannot_have"
+_DRAFTS = _DECODE + "test_drafts_that_the_lengths_do_not_have"
+_SHOWN = _COPIES + "test_drafts_are_shown_of_copies"
 
 ALL = (
     *mutants(
@@ -20,6 +22,8 @@ ALL = (
         ("    lengths += 1\n", "", _DECODE + "test_a_token_more_of_each"),
         ("(slots >= 0) & (slots <= last)", "slots <= last", _WINDOWS),
         ("np.where(written > 0, written, -1)", "written", _WINDOWS),
+        (" + step.ahead", "", _DRAFTS),
+        ("memory.window_slots.numpy()[:added]", "memory.window_slots.numpy()[:count]", _DRAFTS),
     ),
     *mutants(
         "kernels/canary_kernels/decode/kernel.py",
@@ -31,6 +35,10 @@ ALL = (
             _WINDOWS,
         ),
         ("tl.where(kept > 0, kept, -1)", "kept", _WINDOWS),
+        (".to(tl.int64) + ahead", ".to(tl.int64)", _DRAFTS),
+        ("length - added)", "length - 1)", _DRAFTS),
+        ("range(place * added, place * added + added)", "range(place, place + 1)", _DRAFTS),
+        ("own_tokens + tokens_stride", "own_tokens + stride", _DRAFTS),
         ("state == NEXT, chain", "state != NEXT, chain", _DECODE + "test_a_token_more_of_each"),
         (
             "tl.num_programs(1) * BLOCK",
@@ -49,6 +57,34 @@ ALL = (
             "self._memory.windows[:count, :width] = self._windows[own]",
             "pass",
             _COPIES + "test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view",
+        ),
+        ("self._mapping, width, width,", "self._mapping, width, 0,", _SHOWN),
+        ("None if self._drafts else columns.digests", "columns.digests", _SHOWN),
+        ("self._chains.known(requests)", "(0, 0, 0)", _SHOWN),
+        ("or view.input_ids is not columns.tokens[0]", "", _SHOWN),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/stream_hooks.py",
+        (
+            " or mode.is_target_verify()",
+            "",
+            _TESTS + "test_stream_hooks.py::test_drafts_are_shown_before_their_launch",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/request_chains.py",
+        (
+            " or (totals < last.stops).any()",
+            "",
+            _TESTS + "test_request_chains.py::test_all_that_is_known_whatever_was_accepted",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/limits.py",
+        (
+            "_WITH_DRAFTS_ON_GPUS if on_gpu else _WITH_DRAFTS",
+            "_WITH_DRAFTS",
+            _TESTS + "test_limits.py::test_chains_of_drafts_pass_on_gpus",
         ),
     ),
     *mutants(

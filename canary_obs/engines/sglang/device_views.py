@@ -117,7 +117,7 @@ class DeviceViews(BatchViews):
                 self._keep_drafts(batch, requests, width)
             else:
                 self._keep(batch, requests, count, known=known, late=late)
-            self._known = not verifies
+            self._known = True
             view = self._decoding
             # Else it has the same tensors.
             if view is None or view.request_ids is not names or view.input_ids is not columns.tokens[0]:

@@ -94,6 +94,8 @@ class HierarchicalCache:
             copies, loads = list(self._controller.load_queue), list[_Load]()
             if copies:
                 guarded(self._observer, "host_tier", self._before_load, copies, loads)
+            if copies and not loads:  # that has failed: what will lie there is not what is known of it
+                guarded(self._observer, "host_tier", self._await, copies)
             done = original()
             for load in loads:
                 self._loading.append((load, self._controller.ack_load_queue[-1].finish_event))
@@ -132,6 +134,10 @@ class HierarchicalCache:
             sent = self._records[uploaded(host, self._records.device)]
         self._checks.precede()  # the load follows the current stream
         loads.append(_Load(slots, sent, self._known[host.numpy()]))
+
+    def _await(self, copies: Sequence[Any]) -> None:
+        with self._checks.in_order():
+            self._observer.awaited(FULL, _slots(copies))
 
     def _compare(self, load: _Load, finished: Any) -> None:
         finished.wait()

@@ -79,6 +79,7 @@ class HostTier:
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_host_to_device(transfers: Sequence[Any], **named: Any) -> Any:
             guarded(self._observer, "host_tier", self._compare_before, transfers)
+            guarded(self._observer, "host_tier", self._await, transfers)
             completion = original(transfers, **named)
             guarded(self._observer, "host_tier", self._compare, transfers)
             return completion
@@ -99,6 +100,12 @@ class HostTier:
         for transfer in transfers:
             if (name := self._groups.get(id(transfer.device_pool))) is not None:
                 self._observer.before_load(name, transfer.device_indices.cpu().to(torch.int64))
+
+    def _await(self, transfers: Sequence[Any]) -> None:
+        """Until they are compared, what will lie there is not what is known of it."""
+        for transfer in transfers:
+            if (name := self._groups.get(id(transfer.device_pool))) is not None:
+                self._observer.awaited(name, transfer.device_indices.cpu().to(torch.int64))
 
     def _compare(self, transfers: Sequence[Any]) -> None:
         """The bytes are there: on a CPU nothing is under way when the call returns."""

@@ -189,6 +189,14 @@ def test_a_fault_does_not_reach_the_engine(rig: Rig) -> None:
     assert rig.observer.faults[1].startswith("host_tier: ")
 
 
+def test_what_could_not_be_followed_is_awaited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots were emptied when they came free: by their records they were never written."""
+    monkeypatch.setattr(rig.observer, "before_load", lambda *_: int("none"))
+    assert rig.load(([0], [50])) == ["in order", "in order", "await [50]", "end", "load"]
+    assert len(rig.observer.faults) == 1
+    assert rig.arrive() == []
+
+
 def test_nothing_is_left_of_it(rig: Rig) -> None:
     rig.patches.restore()
     assert rig.write(([0], [20])) == ["write"]

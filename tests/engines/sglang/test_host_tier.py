@@ -22,6 +22,7 @@ class Observer:
     def __init__(self) -> None:
         self.received_slots: list[tuple[list[int], list[int] | None]] = []
         self.before: list[list[int]] = []  # compared before something was written over them
+        self.awaiting: list[list[int]] = []  # before something arrived
         self.faults: list[str] = []
 
     def records_of(self, group: str, slots: Tensor) -> Tensor | None:
@@ -37,6 +38,10 @@ class Observer:
     def before_load(self, group: str, slots: Tensor) -> None:
         assert self.received_slots == []
         self.before.append(slots.tolist())
+
+    def awaited(self, group: str, slots: Tensor) -> None:
+        assert self.received_slots == []
+        self.awaiting.append(slots.tolist())
 
     def fault(self, part: str, error: Exception) -> None:
         self.faults.append(f"{part}: {error}")
@@ -195,6 +200,14 @@ def test_a_failure_is_the_canarys_alone(rig: Rig) -> None:
     rig.controller.l2_transfer_engine.submit_device_to_host(rig.transfer([99], [21]))
     (fault,) = rig.observer.faults
     assert fault.startswith("host_tier: ")
+
+
+def test_what_could_not_be_followed_is_awaited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots were emptied when they came free: by their records they were never written."""
+    monkeypatch.setattr(rig.observer, "before_load", lambda *_: int("none"))
+    assert rig.load([99], [21]) == []  # a host slot that is none
+    assert rig.observer.awaiting == [[21]]
+    assert len(rig.observer.faults) == 2
 
 
 def test_nothing_is_left_when_it_is_undone(rig: Rig) -> None:
