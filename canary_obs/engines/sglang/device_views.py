@@ -45,9 +45,8 @@ class _Columns(NamedTuple):
     digests: Tensor
     known_lens: Tensor
     known_digests: Tensor
-    tokens: tuple[
-        Tensor, ...
-    ]  # of all that are new: input ids, positions, slots, and those of windows, if any
+    # Of all that are new: input ids, positions, slots, and those of windows, if any.
+    tokens: tuple[Tensor, ...]
 
 
 class DeviceViews(BatchViews):
