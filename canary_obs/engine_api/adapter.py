@@ -73,6 +73,8 @@ class EngineAdapter(ABC):
     version: str  # of the engine
     # What is to be said of a version that nobody has tested: the state is at best `degraded`. None = tested.
     untried: str | None = None
+    # Device memory of records that the adapter keeps itself, such as those of host slots; from `attach` on.
+    record_bytes: int = 0
     healing: HealingLink | None = None  # the way to the scheduler; None = damage cannot be healed
 
     @property

@@ -147,7 +147,7 @@ class CanaryRuntime(SlotHooks):
             self.hits.start()
         self.taint.start(self.run.step)
         self.run.ready_at, self.run.armed = time.monotonic(), True
-        self.reporter.send_hello()
+        self.reporter.send_hello(self._adapter.record_bytes)
         self.healing.start()
 
     def detach(self) -> Snapshot:

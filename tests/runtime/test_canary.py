@@ -11,7 +11,7 @@ from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.toolkit import attachment
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import Acknowledge, Pause, Ping, Resume
+from canary_obs.records import Acknowledge, Hello, Pause, Ping, Resume
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
@@ -231,6 +231,22 @@ def test_memory_is_32_bytes_per_slot_plus_fixed_buffers(make_rig) -> None:
     assert state.record_bytes == 32 * rig.engine.config.num_slots
     assert f"records {state.record_bytes} B (32 B per slot)" in attachment.memory_report(rig.canary)
     assert state.fixed_bytes < 200_000
+
+
+def test_records_that_the_adapter_keeps_count_as_well(make_rig) -> None:
+    """Also when a service that was started later asks."""
+    link = OneThreadLink()
+    rig = make_rig(link=link)
+    link.send_command(Ping(want_hello=True))
+    rig.run(3)
+    rig.canary.reporter.send_hello(640)
+    rig.canary.reporter.introduce()
+    found = []
+    while (message := link.next_message(0.0)) is not None:
+        found += [message.record_bytes] if isinstance(message, Hello) else []
+    own = rig.canary.state.record_bytes
+    assert set(found[:-2]) == {own}
+    assert found[-2:] == [own + 640] * 2
 
 
 def test_counters_on_their_way_are_no_reason_to_call_an_idle_engine_soon(make_rig, monkeypatch) -> None:

@@ -102,16 +102,15 @@ class SglangAdapter(EngineAdapter):
             kind = ComponentTree if type(cache).__name__ == "UnifiedRadixCache" else RadixTree
             own = {"device": self._device, "scheduler": self._scheduler_stream}
             self._tree = kind(cache, self._freed, apart, **own)
-        trees = None
+        self._trees: DraftTrees | None = None
         if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token
             own = {group.view.name: group.own_slots for group in target}
-            trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
-        self._trees = trees
+            self._trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
         self._views: BatchViews = (
             DeviceViews(self.runner, target, drafts=drafted_tokens(given[0]))
             if self._concurrent
-            else BatchViews(self.runner, target, trees)
+            else BatchViews(self.runner, target, self._trees)
         )
         self._window_count: WindowCount | None = None
         if self._concurrent and isinstance(windows := apart.get(SWA), WindowSlots):
@@ -241,6 +240,7 @@ class SglangAdapter(EngineAdapter):
             freed.wrap(self._patches)
         if self.host_tier is not None:
             self.host_tier.wrap(self._patches)
+            self.record_bytes = self.host_tier.device_bytes
         if is_unified(self.runner.token_to_kv_pool):
             moving = pools_by_group(self.runner)
             UnifiedMemory(moving, self._freed, observer).wrap(self._patches)

@@ -68,6 +68,11 @@ class HierarchicalCache:
         self.compared = 0  # slots that came back with a record
         self.without = 0  # that came back without
 
+    @property
+    def device_bytes(self) -> int:
+        """Device memory of the host slots' records."""
+        return self._records.nbytes
+
     def wrap(self, patches: MethodPatches) -> None:
         """Follow from now on; `patches` undoes that. What was copied before has no record."""
         patches.wrap(self._controller, "start_writing", self._around_writing)

@@ -27,6 +27,8 @@ class HostTier:
     slots that nobody else uses meanwhile.
     """
 
+    device_bytes = 0  # the host slots' records are on the host
+
     def __init__(self, controller: Any, pools: Mapping[str, Any], observer: Observer) -> None:
         """`pools`: the device pool that holds each group's KV."""
         self._controller, self._observer = controller, observer

@@ -71,6 +71,7 @@ class Reporter:
         self.incidents = IncidentNamer()
         self._next_snapshot = 0.0
         self._sequence = 0
+        self._own_record_bytes = 0  # of the adapter's
         self._began = time.monotonic()
         self.dropped_rows = 0  # violations that did not fit into the backlog
 
@@ -99,8 +100,13 @@ class Reporter:
         """Hand a message to the link; False = dropped there, or no link."""
         return self._link is not None and self._link.send(message)
 
-    def send_hello(self) -> None:
-        """Send identity, groups, settings and versions."""
+    def send_hello(self, own_record_bytes: int | None = None) -> None:
+        """Send identity, groups, settings and versions.
+
+        `own_record_bytes`: device memory of records that the adapter keeps itself; None = as it was.
+        """
+        if own_record_bytes is not None:
+            self._own_record_bytes = own_record_bytes
         self.send(
             Hello(
                 identity=self.identity,
@@ -108,7 +114,7 @@ class Reporter:
                 backend=self._state.backend.value,
                 engine_version=self._engine_version,
                 groups=tuple(group.info() for group in self._state.groups),
-                record_bytes=self._state.record_bytes,
+                record_bytes=self._state.record_bytes + self._own_record_bytes,
                 allocated_bytes=self._state.kv_coverage.bytes,
                 settings=masked(self._config),
                 versions=versions(),

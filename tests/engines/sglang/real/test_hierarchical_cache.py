@@ -94,6 +94,8 @@ def test_a_storm(make_rig: Any, policy: str, page_size: int, monkeypatch: pytest
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
     assert isinstance(tier(rig), HierarchicalCache)
+    slots = tier(rig)._controller.mem_pool_host.size
+    assert rig.adapter.record_bytes == 32 * slots
     assert tier(rig).compared > 100
     assert tier(rig).without == 0
     assert not rig.canary.health.faults
