@@ -66,6 +66,8 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
     if (algorithm := arguments.speculative_algorithm) is not None:
         drafts = f"SGLang on GPUs with speculative_algorithm={algorithm}"
+        if getattr(arguments, "enable_multi_layer_eagle", False):
+            return f"{drafts} and several draft models: tested is one"
         if held not in _TRIED_DRAFTS_ON_GPUS:
             return f"{drafts} and a {held}: tested are those with {', '.join(_TRIED_DRAFTS_ON_GPUS)}"
         if ranks:

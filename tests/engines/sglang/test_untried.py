@@ -110,6 +110,11 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
             "SGLang on GPUs with a HiRadixCache, a MHATokenToKVPool and tp_size=2: tested is one with a "
             "MHATokenToKVPool on one rank",
         ),
+        (
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True},
+            "SGLang on GPUs with speculative_algorithm=EAGLE and several draft models: tested is one",
+        ),
         *((pool, {"speculative_algorithm": "EAGLE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
         (
             "SWAKVPool",
