@@ -36,6 +36,7 @@ from tests.engines.sglang.real.separated_faults import (
     count_restored_drafts,
     damage_before_sending,
     damage_copy,
+    decode_together,
 )
 from tests.engines.sglang.real.separated_plans import Found, Outcome, Plan
 from tests.engines.sglang.real.traffic import prompts
@@ -132,6 +133,7 @@ class _Side:
         drafts_restored = [0, 0]
         if plan.retracting_last and self._role == "decode":
             count_restored_drafts(rig, drafts_restored)
+            decode_together(rig)
         if plan.host_tier:
             self._push_out(7)
             if self._role == "prefill":

@@ -53,7 +53,11 @@ def _damage_in_host_pool(rig: Rig, damaged: list[tuple[str, int]]) -> None:
 
 
 def count_restored_drafts(rig: Rig, counts: list[int]) -> None:
-    """Slots that come back from plain tensors, and those of them whose drafts' KV is the request's again."""
+    """Slots that come back from plain tensors, and those of them whose drafts' KV is the request's again.
+
+    What they leave behind is overwritten: a request that gets its own slots back may find it there. Slots
+    without drafts' KV, whose bytes are all zero, do not count.
+    """
     allocator = rig.runner.token_to_kv_pool_allocator
     copy, load = allocator.get_cpu_copy, allocator.load_cpu_copy
     (pool,) = (runner.token_to_kv_pool for runner in draft_runners(rig.scheduler))
@@ -63,16 +67,35 @@ def count_restored_drafts(rig: Rig, counts: list[int]) -> None:
     def get_cpu_copy(indices: Any, *more: Any, **named: Any) -> Any:
         made = copy(indices, *more, **named)
         held[id(made)] = keys[indices.long()].clone()
+        keys[indices.long()] = torch.randn_like(held[id(made)])
         return made
 
     def load_cpu_copy(made: Any, indices: Any, *more: Any, **named: Any) -> Any:
         result = load(made, indices, *more, **named)
-        same = (keys[indices.long()] == held.pop(id(made))).flatten(1).all(1)
-        counts[0] += int(same.numel())
-        counts[1] += int(same.sum())
+        before = held.pop(id(made))
+        drafted = before.flatten(1).any(1)
+        counts[0] += int(drafted.sum())
+        counts[1] += int((drafted & (keys[indices.long()] == before).flatten(1).all(1)).sum())
         return result
 
     allocator.get_cpu_copy, allocator.load_cpu_copy = get_cpu_copy, load_cpu_copy
+
+
+def decode_together(rig: Rig) -> None:
+    """The next request to arrive waits for another one: one alone is not taken back, and may end before."""
+    from sglang.srt.disaggregation.base import KVPoll
+
+    arriving = rig.scheduler.disagg_decode_transfer_queue
+    pop = arriving.pop_transferred
+
+    def pop_transferred(*given: Any, **named: Any) -> Any:
+        polled = [request.kv_receiver.poll() for request in arriving.queue]
+        if polled.count(KVPoll.Success) < 2:
+            return []
+        del arriving.pop_transferred
+        return pop(*given, **named)
+
+    arriving.pop_transferred = pop_transferred
 
 
 def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:

@@ -235,7 +235,7 @@ def test_drafts_of_a_request_that_was_taken_back_to_plain_tensors(pairs: Pairs) 
     assert decode.taken_back > 100
     restored, with_drafts = decode.drafts_restored
     assert restored > 100
-    assert with_drafts * 4 < restored, "by their bytes: else this is no fault of SGLang any more"
+    assert with_drafts == 0, "by their bytes: else this is no fault of SGLang any more"
     assert not [item for item in decode.violations if item.reason == "unwritten"]
     read = [item for item in decode.last if item.phase == "head"]
     assert {(item.group, item.reason) for item in read} == {("draft", "unwritten")}
