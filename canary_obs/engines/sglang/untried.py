@@ -17,8 +17,10 @@ _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _TRIED_POOLS_ON_GPUS = (
     "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool of MHATokenToKVPool",
 )  # fmt: skip
-_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", "HiRadixCache")
-_TRIED_DRAFTS_ON_GPUS = _TRIED_POOLS_ON_GPUS[:2]  # with drafts, by one rank
+_HIERARCHICAL = "HiRadixCache"
+_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL)
+# By algorithm, in chains, on one rank with the first of these trees.
+_TRIED_DRAFTS_ON_GPUS = {"STANDALONE": _TRIED_POOLS_ON_GPUS[:2], "EAGLE": _TRIED_POOLS_ON_GPUS[:1]}
 _TRIED_RANKS_ON_GPUS = {  # with one of these settings alone, the pools
     "tp_size": _TRIED_POOLS_ON_GPUS[:3],
     "dp_size": _TRIED_POOLS_ON_GPUS[:1],
@@ -65,23 +67,38 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
             ranks.pop("tp_size", None)
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
     if (algorithm := arguments.speculative_algorithm) is not None:
-        drafts = f"SGLang on GPUs with speculative_algorithm={algorithm}"
-        if getattr(arguments, "enable_multi_layer_eagle", False):
-            return f"{drafts} and several draft models: tested is one"
-        if held not in _TRIED_DRAFTS_ON_GPUS:
-            return f"{drafts} and a {held}: tested are those with {', '.join(_TRIED_DRAFTS_ON_GPUS)}"
-        if ranks:
-            return f"{drafts} and {said}: tested is each by itself"
-    if cache == _TRIED_TREES_ON_GPUS[2] and (held != _TRIED_POOLS_ON_GPUS[0] or ranks):
-        with_ranks = f" and {said}" if ranks else ""
-        tested = f"{_TRIED_POOLS_ON_GPUS[0]} on one rank"
-        return f"SGLang on GPUs with a {cache}, a {held}{with_ranks}: tested is one with a {tested}"
+        return _untried_drafts(arguments, algorithm, held, cache, said)
+    if cache == _HIERARCHICAL:
+        return _untried_host_tier(arguments, held, said)
     if len(ranks) > 1:
         return f"SGLang on GPUs with {said}: tested is each by itself"
     for pools in (_TRIED_RANKS_ON_GPUS[name] for name in ranks):
         if held not in pools:
             return f"SGLang on GPUs with {said} and a {held}: tested are those with {', '.join(pools)}"
     return None
+
+
+def _untried_drafts(arguments: Any, algorithm: str, held: str, cache: str, ranks: str) -> str | None:
+    """`held` and `cache`: classes of the pool and the prefix cache; `ranks`: settings of several, if any."""
+    drafts = f"SGLang on GPUs with speculative_algorithm={algorithm}"
+    if (pools := _TRIED_DRAFTS_ON_GPUS.get(algorithm)) is None:
+        return f"{drafts}: tested are {', '.join(_TRIED_DRAFTS_ON_GPUS)}"
+    for name in ("enable_multi_layer_eagle", "speculative_adaptive"):
+        if getattr(arguments, name, False):
+            return f"{drafts} and {name}=True: tested is one model that drafts equally far each time"
+    if held not in pools:
+        return f"{drafts} and a {held}: tested are those with {', '.join(pools)}"
+    other = ranks or (cache if cache != _TRIED_TREES_ON_GPUS[0] else "")
+    return f"{drafts} and {other}: tested is each by itself" if other else None
+
+
+def _untried_host_tier(arguments: Any, held: str, ranks: str) -> str | None:
+    tier = f"SGLang on GPUs with a {_HIERARCHICAL}"
+    if (policy := arguments.hicache_write_policy) != "write_through":
+        return f"{tier} and hicache_write_policy={policy}: tested is write_through"
+    if held != _TRIED_POOLS_ON_GPUS[0]:
+        return f"{tier} and a {held}: tested are those with {_TRIED_POOLS_ON_GPUS[0]}"
+    return f"{tier} and {ranks}: tested is each by itself" if ranks else None
 
 
 def _name_of(pool: Any) -> str:

@@ -101,26 +101,45 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
         (
             "MLATokenToKVPool",
             {"tree": "HiRadixCache"},
-            "SGLang on GPUs with a HiRadixCache, a MLATokenToKVPool: tested is one with a MHATokenToKVPool "
-            "on one rank",
+            "SGLang on GPUs with a HiRadixCache and a MLATokenToKVPool: tested are those with "
+            "MHATokenToKVPool",
         ),
         (
             "MHATokenToKVPool",
             {"tree": "HiRadixCache", "tp_size": 2},
-            "SGLang on GPUs with a HiRadixCache, a MHATokenToKVPool and tp_size=2: tested is one with a "
-            "MHATokenToKVPool on one rank",
+            "SGLang on GPUs with a HiRadixCache and tp_size=2: tested is each by itself",
         ),
         (
             "MHATokenToKVPool",
-            {"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True},
-            "SGLang on GPUs with speculative_algorithm=EAGLE and several draft models: tested is one",
+            {"tree": "HiRadixCache", "hicache_write_policy": "write_back"},
+            "SGLang on GPUs with a HiRadixCache and hicache_write_policy=write_back: tested is write_through",
         ),
-        *((pool, {"speculative_algorithm": "EAGLE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
+        ("MHATokenToKVPool", {"speculative_algorithm": "EAGLE"}, None),
+        *((pool, {"speculative_algorithm": "STANDALONE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
         (
-            "SWAKVPool",
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "EAGLE3"},
+            "SGLang on GPUs with speculative_algorithm=EAGLE3: tested are STANDALONE, EAGLE",
+        ),
+        *(
+            (
+                "MHATokenToKVPool",
+                {"speculative_algorithm": "EAGLE", name: True},
+                f"SGLang on GPUs with speculative_algorithm=EAGLE and {name}=True: tested is one model that "
+                "drafts equally far each time",
+            )
+            for name in ("enable_multi_layer_eagle", "speculative_adaptive")
+        ),
+        (
+            "MLATokenToKVPool",
             {"speculative_algorithm": "EAGLE"},
-            "SGLang on GPUs with speculative_algorithm=EAGLE and a SWAKVPool: tested are those with "
-            "MHATokenToKVPool, MLATokenToKVPool",
+            "SGLang on GPUs with speculative_algorithm=EAGLE and a MLATokenToKVPool: tested are those with "
+            "MHATokenToKVPool",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "EAGLE", "tree": "UnifiedRadixCache"},
+            "SGLang on GPUs with speculative_algorithm=EAGLE and UnifiedRadixCache: tested is each by itself",
         ),
         (
             "MHATokenToKVPool",
@@ -165,7 +184,7 @@ def test_engines_on_gpus_that_were_not_run_are_untried(
     pool: str, given: dict[str, Any], reason: str | None
 ) -> None:
     plain: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_dp_attention": False}
-    plain |= {"tree": "RadixCache", "speculative_algorithm": None}
+    plain |= {"tree": "RadixCache", "speculative_algorithm": None, "hicache_write_policy": "write_through"}
     arguments = SimpleNamespace(**(plain | given))
     held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
     if "full" in given:
