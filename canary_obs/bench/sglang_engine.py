@@ -29,9 +29,8 @@ _CPU: dict[str, Any] = {
     "device": "cpu", "attention_backend": "torch_native", "dtype": "float32", "mem_fraction_static": 0.2,
     "disable_cuda_graph": True, "disable_overlap_schedule": False,
 }  # fmt: skip
-_DRAFTS: dict[str, Any] = {
-    "speculative_algorithm": "STANDALONE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
+CHAIN: dict[str, Any] = {  # how far a draft model drafts
+    "speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4,
 }  # fmt: skip
 _ALL: dict[str, Any] = {
     "load_format": "dummy", "skip_tokenizer_init": True, "sampling_backend": "pytorch", "random_seed": 1,
@@ -90,7 +89,9 @@ def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> Sglang
         draft = folder / "draft"
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(LLAMA | shape | {"num_hidden_layers": 1}), "utf-8")
-        given |= _DRAFTS | {"speculative_draft_model_path": str(draft)}
+        given |= CHAIN | {
+            "speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(draft)
+        }  # fmt: skip
     engine = Engine(
         model_path=str(folder), max_total_tokens=settings["tokens"], max_running_requests=loads.requests,
         context_length=max(longest, loads.prefill + 32), chunked_prefill_size=loads.prefill,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from canary_obs.bench.sglang_gpu import SharedEngine
+from canary_obs.bench.sglang_gpu import SharedEngine, _not_ok
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -29,6 +30,17 @@ def test_each_canary_that_is_detached_reports_before() -> None:
         shared.have(attached=attached, seed=seed)
     assert engine.asked == [("report", 0), ("detach", 1), ("attach", 3), ("report", 0), ("detach", 5)]
     assert [report["number"] for report in shared.reports] == [1, 4]
+
+
+def test_a_state_may_name_the_layers_of_drafts_and_nothing_else() -> None:
+    left_out = [
+        "degraded",
+        "80.0% of KV bytes protected, target 99.0%",
+        "layers of draft models are not checked",
+    ]
+    states = [["ok"], left_out, [*left_out, "another reason"], ["blind", *left_out[1:]]]
+    plans: list[Any] = [SimpleNamespace(drafts=drafts) for drafts in (True, False)]
+    assert [_not_ok(states, plan) for plan in plans] == [states[2:], states[1:]]
 
 
 def test_one_without_a_canary_ends_the_bench() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from canary_obs.bench.environment import environment
-from canary_obs.bench.sglang_engine import engine_settings
+from canary_obs.bench.sglang_engine import CHAIN, engine_settings
 from canary_obs.config import ServiceConfig
 from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
 from canary_obs.hub.hub import Hub
@@ -34,14 +34,10 @@ from tests.gpu.sglang_models import MODELS
 
 ROOT = Path(__file__).parents[2]
 ON_GPUS = torch.cuda.is_available()
-# A draft model of one layer, and how far it drafts. Its weights are drawn like the target's.
+# Draft models of one layer, whose weights are drawn like the target's.
 DRAFTS = {"standalone": "STANDALONE", "eagle": "EAGLE"}
-CHAIN: dict[str, Any] = {
-    "speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4,
-}  # fmt: skip
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
-# A flipped bit may be a NaN in the target's hidden states, and of logits of NaN 0.5.16's draft picks a token
-# outside the vocabulary: the process ends.
+# With EAGLE, flipped bits have ended SGLang 0.5.16: an index outside the vocabulary, probably of a NaN.
 PERTURB_EAGLE = "req_to_token=0.2"
 _TOKENS, _ROUNDS, _REQUESTS = 48, 4, 12
 _POOL = 2048  # tokens; all prompts and answers are 4000, so that slots are used again
@@ -106,9 +102,7 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         listener = ZmqListener(endpoint, hub)
         canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_SWEEP_INTERVAL": "16"}
         if group:
-            eagle = settings.get("speculative_algorithm") == "EAGLE"
-            canary |= {"KV_CANARY_PERTURB": PERTURB_EAGLE if eagle else PERTURB}
-            canary["KV_CANARY_PERTURB_GROUP"] = group
+            canary |= {"KV_CANARY_PERTURB": perturb(settings), "KV_CANARY_PERTURB_GROUP": group}
             canary["KV_CANARY_PERTURB_ENABLED"] = "true"
         cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(processes(settings)))
         offline = {"HF_HUB_OFFLINE": "1"} if ON_GPUS else {"SGLANG_CPU_OMP_THREADS_BIND": cores}
@@ -122,6 +116,11 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
         answers = json.loads((folder / "answers.json").read_text("utf-8"))
         ranks = {rank.identity.rank: said(rank.snapshot) for rank in hub.ranks() if rank.snapshot}
         return {"answers": answers.pop("ids"), "ranks": ranks} | answers
+
+
+def perturb(settings: dict[str, Any]) -> str:
+    """Faults to inject into an engine with these settings."""
+    return PERTURB_EAGLE if settings.get("speculative_algorithm") == "EAGLE" else PERTURB
 
 
 def processes(settings: dict[str, Any]) -> int:
@@ -224,10 +223,9 @@ def main() -> int:
         accepted = round(sum(map(len, checked["answers"])) / max(checked["verifications"], 1), 2)
         if accepted <= 1 if given.drafts == "standalone" else accepted >= most:
             wrong.append(f"{accepted} tokens per verification: a {given.drafts} model's are accepted or not")
-    perturb = PERTURB_EAGLE if given.drafts == "eagle" else PERTURB
     result = {
         "environment": environment(),
-        "plan": settings | {"shape": given.shape, "perturb": perturb},
+        "plan": settings | {"shape": given.shape, "perturb": perturb(settings)},
         # On GPUs a sum's order may depend on what else is in a batch, and so may an answer.
         "answers": {
             "equal": sum(map(list.__eq__, plain["answers"], checked["answers"])),

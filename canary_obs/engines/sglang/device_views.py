@@ -39,9 +39,9 @@ class _Columns(NamedTuple):
     prefixes: Tensor
     extends: Tensor
     starts: Tensor
-    ones: Tensor  # or as many as drafts are verified
+    same: Tensor  # extends when each request extends by as many
     rows: Tensor
-    each: Tensor  # starts when each request extends by so many
+    each: Tensor  # starts then
     digests: Tensor
     known_lens: Tensor
     known_digests: Tensor
@@ -71,9 +71,11 @@ class DeviceViews(BatchViews):
         self._backend = backend_for(device)
         most_added = max(drafts, _MOST_DRAFTS) if drafts else 1
         self._memory = DecodeMemory.allocate(self._table, windows=bool(own), most_added=most_added)
-        self._lengths = torch.zeros((3, most + 1), dtype=torch.int64, device=device)
-        self._lengths[2] = 1
+        self._lengths = torch.zeros((2, most + 1), dtype=torch.int64, device=device)
         self._counting = torch.arange(most + 1, device=device)
+        self._equal: dict[int, tuple[Tensor, Tensor]] = {}  # by new tokens of each request: these, and starts
+        for added in {1, drafts or 1}:
+            self._add_width(added)
         pinned = device.type == "cuda"
         staging = [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
@@ -121,7 +123,7 @@ class DeviceViews(BatchViews):
             # Else it has the same tensors.
             if view is None or view.request_ids is not names or view.input_ids is not columns.tokens[0]:
                 view = self._decoding = self._view_of(
-                    names, columns, columns.ones, columns.each, columns.tokens
+                    names, columns, columns.same, columns.each, columns.tokens
                 )
         else:
             before, ends = _extended(batch)
@@ -222,20 +224,23 @@ class DeviceViews(BatchViews):
         )
 
     def _make_columns(self, count: int, width: int) -> _Columns:
-        extends, starts, ones = self._lengths
-        counting = self._counting
-        if width > 1:
-            ones, counting = ones * width, counting * width
+        extends, starts = self._lengths
+        if width not in self._equal:  # SGLang has changed how far it drafts
+            self._add_width(width)
+        same, each = self._equal[width]
         digests, known_lens, known_digests = self._memory.known[:, :count]
         windowed, added = self._memory.window_slots, count * width
         written = [] if windowed is None else [windowed[:added]]
         made = self._columns[count, width] = _Columns(
             prefixes=self._memory.prefix_lens[:count], extends=extends[:count], starts=starts[: count + 1],
-            ones=ones[:count], rows=self._counting[:count], each=counting[: count + 1],
+            same=same[:count], rows=self._counting[:count], each=each[: count + 1],
             digests=digests, known_lens=known_lens, known_digests=known_digests,
             tokens=(*self._memory.tokens[:, :added], *written),
         )  # fmt: skip
         return made
+
+    def _add_width(self, width: int) -> None:
+        self._equal[width] = torch.full_like(self._counting, width), self._counting * width
 
     def _copy_rows(self, rows: Tensor, count: int, longest: int) -> None:
         width = min(-(-longest // _WIDTH) * _WIDTH, self._table.shape[1])

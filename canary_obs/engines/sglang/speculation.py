@@ -47,13 +47,13 @@ def drafted_tokens(arguments: Any) -> int:
 
 
 def drafts_left_out(scheduler: Any) -> tuple[LeftOut, ...]:
-    """KV of its draft models, on GPUs."""
+    """Layers of its draft models, on GPUs."""
     runners = draft_runners(scheduler)
     if not runners:
         return ()
     held = sum(pool_bytes(runner.token_to_kv_pool) for runner in runners)
     reason = "on GPUs this adapter does not follow what draft models write"
-    return (LeftOut(what="KV of drafts", bytes=held, reason=reason),)
+    return (LeftOut(what="layers of draft models", bytes=held, reason=reason),)
 
 
 class Speculation:

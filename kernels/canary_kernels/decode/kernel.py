@@ -36,7 +36,8 @@ def decode_kernel(
 ):  # fmt: skip
     """Program (request, split) copies the blocks split, split + splits, ... of the request's row.
 
-    state: of the host's columns, a Known. last_slot: of window_slots. Unless WINDOWED, own_windows,
+    state: of the host's columns, a Known. last_slot: of window_slots. added: new tokens of each request, of
+    which seq_lens lack `ahead`. Unless WINDOWED, own_windows,
     own_slots and window_slots are not read or written.
     """
     place = tl.program_id(0).to(tl.int64)

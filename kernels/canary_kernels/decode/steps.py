@@ -55,7 +55,7 @@ class DecodeStep(NamedTuple):
 
     table: Tensor  # [num_rows, width]; contiguous last axis
     rows: Tensor  # [num_requests]; row of the table
-    seq_lens: Tensor  # [num_requests]; with the new tokens, but for `ahead` of them
+    seq_lens: Tensor  # [num_requests]; with the new tokens, but for `ahead` of them of each
     input_ids: Tensor  # [num_requests * added]
     positions: Tensor  # [num_requests * added]
     out_slots: Tensor  # [num_requests * added]
@@ -63,5 +63,5 @@ class DecodeStep(NamedTuple):
     # int64 [n]; by slot of the table, that in the window group (0 = none); the last place stands for all
     # other numbers. None = there is no such group.
     window_slots: Tensor | None = None
-    added: int = 1
-    ahead: int = 0
+    added: int = 1  # new tokens of each request
+    ahead: int = 0  # of these, so many are not in `seq_lens`

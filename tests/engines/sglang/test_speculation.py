@@ -67,7 +67,9 @@ def test_what_draft_models_keep_is_named_with_its_bytes() -> None:
     """K and V apart, or one number."""
     pools = [SimpleNamespace(get_kv_size_bytes=lambda held=held: held) for held in ((30, 20), 50)]
     (found,) = drafts_left_out(scheduler(*[SimpleNamespace(token_to_kv_pool=pool) for pool in pools]))
-    assert found.described(400).startswith("KV of drafts are not checked (25.0% of KV bytes): on GPUs")
+    assert found.described(400).startswith(
+        "layers of draft models are not checked (25.0% of KV bytes): on GPUs"
+    )
     assert drafts_left_out(scheduler()) == ()
 
 

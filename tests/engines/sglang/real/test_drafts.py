@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.sglang.real.draft_kinds import KINDS, model_of_kind
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
-from tests.engines.sglang.real.planted import flip_bit, row
+from tests.engines.sglang.real.planted import flip_bit, row, serve
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
@@ -57,7 +56,7 @@ def test_a_bit_of_a_draft_models_kv_flips(make_drafting: Any, part: Part) -> Non
         slots.append(int(row(rig)[11]))
         flip_bit(rig.scheduler.draft_worker.draft_worker.draft_runner.token_to_kv_pool, part, 0, slots[0])
 
-    _serve(rig, flip)
+    serve(rig, flip, turns=2)
     (found,) = {(item.reason, item.group, item.part, item.slot) for item in rig.settle()}
     assert found == (Reason.KV_DATA, "draft", part, slots[0])
 
@@ -117,16 +116,3 @@ def test_a_wrong_path_is_accepted(make_drafting: Any, fault: str) -> None:
 
 def _asked(seed: int) -> dict[str, list[int]]:
     return prompts(5, seed, longest=160)
-
-
-def _serve(rig: Rig, plant: Callable[[Rig], object]) -> None:
-    """Let requests decode, and plant a fault between two turns of the loop."""
-
-    def script() -> Iterator[Iterable[Any]]:
-        yield [rig.request(name, prompt, 60) for name, prompt in prompts(3).items()]
-        while len(rig.running(3, 6)) < 3:
-            yield ()
-        plant(rig)
-        yield from [()] * 2
-
-    rig.run(script())
