@@ -34,8 +34,14 @@ from tests.gpu.sglang_models import MODELS
 
 ROOT = Path(__file__).parents[2]
 ON_GPUS = torch.cuda.is_available()
-# Draft models of one layer, whose weights are drawn like the target's.
-DRAFTS = {"standalone": "STANDALONE", "eagle": "EAGLE"}
+# Draft models of one layer, whose weights are drawn like the target's: algorithm, and what differs in theirs.
+DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "standalone": ("STANDALONE", {}),
+    "eagle": ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}),
+    "eagle3": ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": None}),
+    # DeepSeek's layer for the next tokens.
+    "mtp": ("EAGLE", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
+}
 PERTURB = "real_kv_used=0.1,real_kv_post_forward=0.1,real_kv_unused_cache=0.1,req_to_token=0.05"
 # With EAGLE, flipped bits have ended SGLang 0.5.16: an index outside the vocabulary, probably of a NaN.
 PERTURB_EAGLE = "req_to_token=0.2"
@@ -81,22 +87,23 @@ def serve(folder: Path, settings: dict[str, Any]) -> None:
     engine.shutdown()
 
 
-def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "") -> dict[str, Any]:
+def run(
+    model: dict[str, Any], settings: dict[str, Any], mode: str, group: str = "", drafts: str | None = None
+) -> dict[str, Any]:
     """One engine from its start to its end: its answers, what it loaded, and each rank's last word.
 
-    `group`: that faults are injected into; empty = none are.
+    `group`: that faults are injected into; empty = none are. `drafts`: of DRAFTS.
     """
     with TemporaryDirectory(prefix="kvc") as name:
         folder, endpoint = Path(name), f"ipc://{name}/s.sock"
         (folder / "config.json").write_text(json.dumps(model), "utf-8")
-        if algorithm := settings.get("speculative_algorithm"):
+        if drafts is not None:
             own: dict[str, Any] = {"num_hidden_layers": 1}
             for kinds in ("layer_types", "mlp_layer_types"):
                 own |= {kinds: model[kinds][-1:]} if kinds in model else {}
-            own |= {"architectures": ["LlamaForCausalLMEagle"]} if algorithm == "EAGLE" else {}
             draft = folder / "draft"
             draft.mkdir()
-            (draft / "config.json").write_text(json.dumps(model | own), "utf-8")
+            (draft / "config.json").write_text(json.dumps(model | own | DRAFTS[drafts][1]), "utf-8")
             settings = settings | {"speculative_draft_model_path": str(draft)}
         hub = Hub(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
@@ -120,7 +127,7 @@ def run(model: dict[str, Any], settings: dict[str, Any], mode: str, group: str =
 
 def perturb(settings: dict[str, Any]) -> str:
     """Faults to inject into an engine with these settings."""
-    return PERTURB_EAGLE if settings.get("speculative_algorithm") == "EAGLE" else PERTURB
+    return PERTURB_EAGLE if settings.get("speculative_algorithm") in ("EAGLE", "EAGLE3") else PERTURB
 
 
 def processes(settings: dict[str, Any]) -> int:
@@ -184,7 +191,10 @@ def main() -> int:
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--dp-attention", action="store_true", help="the tensor ranks' attention, by --dp")
     parser.add_argument("--shape", choices=(*SHAPES, *MODELS), default="small" if ON_GPUS else "tiny")
-    parser.add_argument("--hierarchical", action="store_true", help="a cache in host memory, too; on GPUs")
+    parser.add_argument(
+        "--hierarchical", nargs="?", const="write_through", choices=("write_through", "write_back"),
+        help="a cache in host memory, too, with this policy; on GPUs",
+    )  # fmt: skip
     parser.add_argument("--drafts", choices=tuple(DRAFTS), help="a draft model of this kind; on GPUs")
     parser.add_argument("--attention", default=None, help="SGLang's attention backend")
     parser.add_argument("--output", type=Path)
@@ -202,9 +212,9 @@ def main() -> int:
     if given.pp > 1:
         settings["pp_size"] = given.pp
     if given.hierarchical:
-        settings |= {"enable_hierarchical_cache": True, "hicache_write_policy": "write_through"}
+        settings |= {"enable_hierarchical_cache": True, "hicache_write_policy": given.hierarchical}
     if given.drafts:
-        settings |= CHAIN | {"speculative_algorithm": DRAFTS[given.drafts]}
+        settings |= CHAIN | {"speculative_algorithm": DRAFTS[given.drafts][0]}
     if given.dp_attention:
         settings["enable_dp_attention"] = True
     if given.attention:
@@ -212,9 +222,10 @@ def main() -> int:
     if given.shape == "states":
         settings |= {"max_mamba_cache_size": 64} | ({} if ON_GPUS else {"disable_overlap_schedule": True})
     model = MODELS[given.shape][ON_GPUS] if given.shape in MODELS else LLAMA | SHAPES[given.shape]
-    plain, checked = run(model, settings, "none"), run(model, settings, "log")
+    drafts = given.drafts
+    plain, checked = (run(model, settings, mode, drafts=drafts) for mode in ("none", "log"))
     groups = {name: None for one in checked["ranks"].values() for name in one["groups"]}
-    perturbed = {name: run(model, settings, "log", name)["ranks"] for name in groups}
+    perturbed = {name: run(model, settings, "log", name, drafts)["ranks"] for name in groups}
     wrong = problems(checked["ranks"], perturbed, processes(settings))
     if given.hierarchical and not checked["loaded"]:
         wrong.append("no KV came back from the host")
@@ -225,7 +236,7 @@ def main() -> int:
             wrong.append(f"{accepted} tokens per verification: a {given.drafts} model's are accepted or not")
     result = {
         "environment": environment(),
-        "plan": settings | {"shape": given.shape, "perturb": perturb(settings)},
+        "plan": settings | {"shape": given.shape, "drafts": drafts, "perturb": perturb(settings)},
         # On GPUs a sum's order may depend on what else is in a batch, and so may an answer.
         "answers": {
             "equal": sum(map(list.__eq__, plain["answers"], checked["answers"])),
