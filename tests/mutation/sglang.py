@@ -340,6 +340,11 @@ ALL = (
             _FREED + "test_states_that_are_in_use",
         ),
         (
+            "isinstance(method, MethodType) and method ==",
+            "method is",
+            _FREED + "test_what_a_tree_evicts_by_a_method_it_took_before_is_followed",
+        ),
+        (
             '        patches.wrap(self.allocator, "clear", self._around_clear)\n',
             "",
             _FREED + "test_a_flush_takes_everything_back",

@@ -237,7 +237,7 @@ class SglangAdapter(EngineAdapter):
         self._hooks = hooks
         hooks.empty_batches, hooks.requests = self._totals
         for freed in dict.fromkeys(self._freed.values()):
-            freed.wrap(self._patches)
+            freed.wrap(self._patches, self.scheduler.tree_cache)
         if self.host_tier is not None:
             self.host_tier.wrap(self._patches)
             self.record_bytes = self.host_tier.device_bytes

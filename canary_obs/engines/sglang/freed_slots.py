@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,10 +52,16 @@ class FreedSlots:
         self._coming = deque[_Coming]()
         self.total = 0  # slots taken back so far; one that waits in a group of frees may count twice
 
-    def wrap(self, patches: MethodPatches) -> None:
-        """Follow the allocator from now on; `patches` undoes that."""
+    def wrap(self, patches: MethodPatches, tree: Any) -> None:
+        """Follow the allocator from now on; `patches` undoes that. `tree`: what evicts its slots."""
         self._note(slice(None))
-        patches.wrap(self.allocator, "_release_page_ids" if self._by_page else "free", self._around_free)
+        name = "_release_page_ids" if self._by_page else "free"
+        # The UnifiedRadixCache of 0.5.16 evicts by a method that its component took when it was made.
+        for holder in (tree, *getattr(tree, "_components_tuple", ())):
+            for attribute, method in list(vars(holder).items()):
+                if isinstance(method, MethodType) and method == getattr(self.allocator, name):
+                    patches.set(holder, attribute, self._around_free(method))
+        patches.wrap(self.allocator, name, self._around_free)
         patches.wrap(self.allocator, "clear", self._around_clear)
 
     def mark(self) -> int:
@@ -157,7 +164,7 @@ class MovingSlots(FreedSlots):
         super().__init__(allocator, num_slots)
         self.own = PhysicalSlots(allocator)
 
-    def wrap(self, patches: MethodPatches) -> None:  # noqa: ARG002 - UnifiedMemory follows the allocator
+    def wrap(self, patches: MethodPatches, tree: Any) -> None:  # noqa: ARG002 - UnifiedMemory follows it
         """From now on."""
         self._note(slice(None))
 

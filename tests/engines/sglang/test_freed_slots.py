@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ class States:
 def test_states_that_are_in_use() -> None:
     allocator, patches = States(4), MethodPatches()
     freed = FreedSlots(allocator, 5)
-    freed.wrap(patches)
+    freed.wrap(patches, SimpleNamespace())
     assert allocator.alloc(3).tolist() == freed.live().tolist() == [1, 2, 3]
     mark = freed.mark()
     allocator.free(torch.tensor([2]))
@@ -103,7 +104,7 @@ def test_states_that_are_in_use() -> None:
 def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
     allocator, patches, size = kind(8), MethodPatches(), kind.page_size
     freed = FreedSlots(allocator, 9 * size)
-    freed.wrap(patches)
+    freed.wrap(patches, SimpleNamespace())
     given = allocator.alloc(3)
     slots = (given[:, None] * size + torch.arange(size)).reshape(-1)
     assert freed.live().tolist() == slots.tolist()
@@ -118,10 +119,30 @@ def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Tokens, Pages, PagesOfOld])
+def test_what_a_tree_evicts_by_a_method_it_took_before_is_followed(kind: Any) -> None:
+    """As the UnifiedRadixCache of 0.5.16, whose evictions no attribute of the allocator sees."""
+    allocator, other, patches, size = kind(8), kind(8), MethodPatches(), kind.page_size
+    component = SimpleNamespace(_free_full=allocator.free, _free_windows=other.free)
+    before = dict(vars(component))
+    freed = FreedSlots(allocator, 9 * size)
+    freed.wrap(patches, SimpleNamespace(_components_tuple=(component,)))
+    slots = (allocator.alloc(2)[:, None] * size + torch.arange(size)).reshape(-1)
+    mark = freed.mark()
+    component._free_windows(slots)
+    assert freed.untouched_since(slots, mark).all()
+    component._free_full(slots[:size])
+    assert freed.untouched_since(slots, mark).tolist() == [False] * size + [True] * size
+    assert freed.total == size
+    assert allocator.free_pages.numel() == 7
+    patches.restore()
+    assert vars(component) == before
+
+
+@pytest.mark.parametrize("kind", [Tokens, Pages, PagesOfOld])
 def test_a_flush_takes_everything_back(kind: Any) -> None:
     allocator, patches = kind(8), MethodPatches()
     freed = FreedSlots(allocator, 9 * kind.page_size)
-    freed.wrap(patches)
+    freed.wrap(patches, SimpleNamespace())
     allocator.alloc(3)
     mark = freed.mark()
     allocator.clear()
@@ -137,7 +158,7 @@ def test_what_was_live_before_is_not_taken_for_what_stayed() -> None:
     allocator = Tokens(8)
     freed = FreedSlots(allocator, 9)
     mark = freed.mark()
-    freed.wrap(MethodPatches())
+    freed.wrap(MethodPatches(), SimpleNamespace())
     assert not freed.untouched_since(torch.arange(9), mark).any()
 
 
@@ -145,7 +166,7 @@ def test_an_engine_that_frees_what_it_never_had_is_not_stopped_by_the_canary() -
     """Nothing counts as untouched then."""
     allocator = Tokens(8)
     freed = FreedSlots(allocator, 9)
-    freed.wrap(MethodPatches())
+    freed.wrap(MethodPatches(), SimpleNamespace())
     mark = freed.mark()
     allocator.free(torch.tensor([99]))
     assert allocator.free_pages[-1] == 99

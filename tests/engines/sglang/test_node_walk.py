@@ -122,7 +122,7 @@ def test_what_the_tree_does_to_nodes_after_its_listing_does_not_matter() -> None
     cache = SimpleNamespace(root_node=root, evictable_size=lambda: 8, protected_size=lambda: 0)
     allocator = Tokens(20)
     freed = FreedSlots(allocator, 21)
-    freed.wrap(MethodPatches())
+    freed.wrap(MethodPatches(), SimpleNamespace())
     tree = RadixTree(cache, {"full": freed}, device=CPU, scheduler=ForwardStream(CPU))
     allocator.free(torch.tensor([4]))  # cached anew since, by the same tree
     walk = tree.walk("full")

@@ -54,7 +54,7 @@ def test_states_of_the_tree_follow_none(monkeypatch: pytest.MonkeyPatch) -> None
     """Also those that a running request holds on to: it writes to a copy."""
     allocator, found = States(6), Tree([4, 2, 7])
     freed = FreedSlots(allocator, 7)
-    freed.wrap(MethodPatches())
+    freed.wrap(MethodPatches(), SimpleNamespace())
     tree = PrefixTree(found, {"full": FreedSlots(Tokens(9), 10), "state": freed})
     for name, value in (("mamba_evictable_size", 2), ("mamba_protected_size", 1)):
         monkeypatch.setattr(found, name, lambda value=value: value, raising=False)
@@ -74,7 +74,7 @@ def test_states_of_the_tree_follow_none(monkeypatch: pytest.MonkeyPatch) -> None
 def test_slots_with_their_positions_and_what_precedes_them() -> None:
     allocator = Tokens(9)
     freed = FreedSlots(allocator, 10)
-    freed.wrap(MethodPatches())
+    freed.wrap(MethodPatches(), SimpleNamespace())
     tree = PrefixTree(Tree([4, 2, 7], locked=1), {"full": freed})
     found = tree.cached("full", unlocked_only=False)
     assert (found.slots.tolist(), found.positions.tolist(), found.previous.tolist()) == (
@@ -139,7 +139,7 @@ def test_a_window_group_has_slots_of_its_own() -> None:
     allocators = {"full": Tokens(9), "swa": Tokens(4)}
     freed = {group: FreedSlots(each, each.size + 1) for group, each in allocators.items()}
     for each in freed.values():
-        each.wrap(MethodPatches())
+        each.wrap(MethodPatches(), SimpleNamespace())
     own = torch.tensor([0, 0, 0, 0, 0, 1, 0, 3, 0, 0, -1])
     tree = PrefixTree(Tree([4, 2, 7, 5], windows=2), freed, {"swa": own})
     found = tree.cached("swa", unlocked_only=False)

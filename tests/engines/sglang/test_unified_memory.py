@@ -52,7 +52,7 @@ def observer() -> Observer:
 
 def followed(allocator: Allocator, observer: Observer) -> tuple[Pool, MovingSlots, MethodPatches]:
     freed, pool, patches = MovingSlots(allocator, 40), Pool(observer), MethodPatches()
-    freed.wrap(patches)
+    freed.wrap(patches, SimpleNamespace())
     UnifiedMemory(
         {"full": pool, "swa": None}, {"full": freed, "swa": FreedSlots(Tokens(4), 5)}, observer
     ).wrap(  # type: ignore[arg-type]
