@@ -182,7 +182,6 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
 _WITH_DRAFTS_ON_GPUS: dict[str, tuple[object, str]] = {
     "speculative_eagle_topk": (1, "trees of drafts on GPUs"),
     "pp_size": (1, "drafts of a pipeline"),
-    "enable_dp_attention": (False, "drafts while other ranks prefill"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from canary_obs.engines.sglang.deepseek_v4 import POOL
@@ -20,7 +21,18 @@ _TRIED_POOLS_ON_GPUS = (
 _HIERARCHICAL = "HiRadixCache"
 _TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL)
 # By algorithm, in chains, on one rank with the first of these trees.
-_TRIED_DRAFTS_ON_GPUS = {"STANDALONE": _TRIED_POOLS_ON_GPUS[:2], "EAGLE": _TRIED_POOLS_ON_GPUS[:1]}
+_TRIED_DRAFTS_ON_GPUS = {
+    "STANDALONE": _TRIED_POOLS_ON_GPUS[:3], "EAGLE": _TRIED_POOLS_ON_GPUS[:2],
+    "EAGLE3": _TRIED_POOLS_ON_GPUS[:1],
+}  # fmt: skip
+# Of those, by algorithm and pool: with one of these settings, or with another tree.
+_TRIED_DRAFTS_WITH = {
+    ("STANDALONE", _TRIED_POOLS_ON_GPUS[0]): ("tp_size", *_TRIED_TREES_ON_GPUS[1:]),
+    ("STANDALONE", _TRIED_POOLS_ON_GPUS[2]): _TRIED_TREES_ON_GPUS[1:2],
+    ("EAGLE", _TRIED_POOLS_ON_GPUS[1]): ("enable_dp_attention", _HIERARCHICAL),
+}
+# With the last of these trees: policies that write to the host.
+_TRIED_POLICIES_ON_GPUS = {"write_through": _TRIED_POOLS_ON_GPUS[:2], "write_back": _TRIED_POOLS_ON_GPUS[:1]}
 _TRIED_RANKS_ON_GPUS = {  # with one of these settings alone, the pools
     "tp_size": _TRIED_POOLS_ON_GPUS[:3],
     "dp_size": _TRIED_POOLS_ON_GPUS[:1],
@@ -67,7 +79,7 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
             ranks.pop("tp_size", None)
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
     if (algorithm := arguments.speculative_algorithm) is not None:
-        return _untried_drafts(arguments, algorithm, held, cache, said)
+        return _untried_drafts(arguments, algorithm, held, cache, ranks)
     if cache == _HIERARCHICAL:
         return _untried_host_tier(arguments, held, said)
     if len(ranks) > 1:
@@ -78,7 +90,9 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     return None
 
 
-def _untried_drafts(arguments: Any, algorithm: str, held: str, cache: str, ranks: str) -> str | None:
+def _untried_drafts(
+    arguments: Any, algorithm: str, held: str, cache: str, ranks: Mapping[str, object]
+) -> str | None:
     """`held` and `cache`: classes of the pool and the prefix cache; `ranks`: settings of several, if any."""
     drafts = f"SGLang on GPUs with speculative_algorithm={algorithm}"
     if (pools := _TRIED_DRAFTS_ON_GPUS.get(algorithm)) is None:
@@ -88,16 +102,21 @@ def _untried_drafts(arguments: Any, algorithm: str, held: str, cache: str, ranks
             return f"{drafts} and {name}=True: tested is one model that drafts equally far each time"
     if held not in pools:
         return f"{drafts} and a {held}: tested are those with {', '.join(pools)}"
-    other = ranks or (cache if cache != _TRIED_TREES_ON_GPUS[0] else "")
-    return f"{drafts} and {other}: tested is each by itself" if other else None
+    others = {name: f"{name}={value}" for name, value in ranks.items()}
+    others |= {cache: f"a {cache}"} if cache != _TRIED_TREES_ON_GPUS[0] else {}
+    if len(others) > 1 or not others.keys() <= set(_TRIED_DRAFTS_WITH.get((algorithm, held), ())):
+        return f"{drafts}, a {held} and {' and '.join(others.values())}: nobody has run these together"
+    if cache == _HIERARCHICAL and (policy := arguments.hicache_write_policy) != "write_through":
+        return f"{drafts} and hicache_write_policy={policy}: tested is write_through"
+    return None
 
 
 def _untried_host_tier(arguments: Any, held: str, ranks: str) -> str | None:
-    tier = f"SGLang on GPUs with a {_HIERARCHICAL}"
-    if (policy := arguments.hicache_write_policy) != "write_through":
-        return f"{tier} and hicache_write_policy={policy}: tested is write_through"
-    if held != _TRIED_POOLS_ON_GPUS[0]:
-        return f"{tier} and a {held}: tested are those with {_TRIED_POOLS_ON_GPUS[0]}"
+    tier, policy = f"SGLang on GPUs with a {_HIERARCHICAL}", arguments.hicache_write_policy
+    if (pools := _TRIED_POLICIES_ON_GPUS.get(policy)) is None:
+        return f"{tier} and hicache_write_policy={policy}: tested are {', '.join(_TRIED_POLICIES_ON_GPUS)}"
+    if held not in pools:
+        return f"{tier}, hicache_write_policy={policy} and a {held}: tested are those with {', '.join(pools)}"
     return f"{tier} and {ranks}: tested is each by itself" if ranks else None
 
 

@@ -72,6 +72,7 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
     assert (untried is None) == (reason is None)
 
 
+_OVER_DATA = {"enable_dp_attention": True}
 _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of MHATokenToKVPool"
 
 
@@ -97,12 +98,13 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
             "SGLang on GPUs with a ChunkCache: tested are those with RadixCache, UnifiedRadixCache, "
             "HiRadixCache",
         ),
-        ("MHATokenToKVPool", {"tree": "HiRadixCache"}, None),
+        *((pool, {"tree": "HiRadixCache"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
+        ("MHATokenToKVPool", {"tree": "HiRadixCache", "hicache_write_policy": "write_back"}, None),
         (
             "MLATokenToKVPool",
-            {"tree": "HiRadixCache"},
-            "SGLang on GPUs with a HiRadixCache and a MLATokenToKVPool: tested are those with "
-            "MHATokenToKVPool",
+            {"tree": "HiRadixCache", "hicache_write_policy": "write_back"},
+            "SGLang on GPUs with a HiRadixCache, hicache_write_policy=write_back and a MLATokenToKVPool: "
+            "tested are those with MHATokenToKVPool",
         ),
         (
             "MHATokenToKVPool",
@@ -111,15 +113,56 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
         ),
         (
             "MHATokenToKVPool",
-            {"tree": "HiRadixCache", "hicache_write_policy": "write_back"},
-            "SGLang on GPUs with a HiRadixCache and hicache_write_policy=write_back: tested is write_through",
+            {"tree": "HiRadixCache", "hicache_write_policy": "write_through_selective"},
+            "SGLang on GPUs with a HiRadixCache and hicache_write_policy=write_through_selective: tested are "
+            "write_through, write_back",
         ),
-        ("MHATokenToKVPool", {"speculative_algorithm": "EAGLE"}, None),
-        *((pool, {"speculative_algorithm": "STANDALONE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
+        *((pool, {"speculative_algorithm": "EAGLE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
+        *((pool, {"speculative_algorithm": "STANDALONE"}, None) for pool in _TRIED_POOLS_ON_GPUS[:3]),
+        ("MHATokenToKVPool", {"speculative_algorithm": "EAGLE3"}, None),
+        *(
+            ("MHATokenToKVPool", {"speculative_algorithm": "STANDALONE"} | other, None)
+            for other in ({"tp_size": 2}, {"tree": "UnifiedRadixCache"}, {"tree": "HiRadixCache"})
+        ),
+        ("SWAKVPool", {"speculative_algorithm": "STANDALONE", "tree": "UnifiedRadixCache"}, None),
+        ("MLATokenToKVPool", {"speculative_algorithm": "EAGLE", "tree": "HiRadixCache"}, None),
+        (
+            "MLATokenToKVPool",
+            {"speculative_algorithm": "EAGLE", "tp_size": 2, "dp_size": 2} | _OVER_DATA,
+            None,
+        ),
         (
             "MHATokenToKVPool",
+            {"speculative_algorithm": "DFLASH"},
+            "SGLang on GPUs with speculative_algorithm=DFLASH: tested are STANDALONE, EAGLE, EAGLE3",
+        ),
+        (
+            "MLATokenToKVPool",
             {"speculative_algorithm": "EAGLE3"},
-            "SGLang on GPUs with speculative_algorithm=EAGLE3: tested are STANDALONE, EAGLE",
+            "SGLang on GPUs with speculative_algorithm=EAGLE3 and a MLATokenToKVPool: tested are those with "
+            "MHATokenToKVPool",
+        ),
+        (
+            "MHATokenToKVPool",
+            {
+                "speculative_algorithm": "STANDALONE",
+                "tree": "HiRadixCache",
+                "hicache_write_policy": "write_back",
+            },
+            "SGLang on GPUs with speculative_algorithm=STANDALONE and hicache_write_policy=write_back: tested "
+            "is write_through",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "EAGLE", "tree": "UnifiedRadixCache"},
+            "SGLang on GPUs with speculative_algorithm=EAGLE, a MHATokenToKVPool and a UnifiedRadixCache: "
+            "nobody has run these together",
+        ),
+        (
+            "MHATokenToKVPool",
+            {"speculative_algorithm": "STANDALONE", "tp_size": 2, "tree": "HiRadixCache"},
+            "SGLang on GPUs with speculative_algorithm=STANDALONE, a MHATokenToKVPool and tp_size=2 and a "
+            "HiRadixCache: nobody has run these together",
         ),
         *(
             (
@@ -129,22 +172,6 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
                 "drafts equally far each time",
             )
             for name in ("enable_multi_layer_eagle", "speculative_adaptive")
-        ),
-        (
-            "MLATokenToKVPool",
-            {"speculative_algorithm": "EAGLE"},
-            "SGLang on GPUs with speculative_algorithm=EAGLE and a MLATokenToKVPool: tested are those with "
-            "MHATokenToKVPool",
-        ),
-        (
-            "MHATokenToKVPool",
-            {"speculative_algorithm": "EAGLE", "tree": "UnifiedRadixCache"},
-            "SGLang on GPUs with speculative_algorithm=EAGLE and UnifiedRadixCache: tested is each by itself",
-        ),
-        (
-            "MHATokenToKVPool",
-            {"speculative_algorithm": "STANDALONE", "tp_size": 2},
-            "SGLang on GPUs with speculative_algorithm=STANDALONE and tp_size=2: tested is each by itself",
         ),
         (
             "MHATokenToKVPool",
