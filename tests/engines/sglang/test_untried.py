@@ -149,8 +149,8 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
                 "tree": "HiRadixCache",
                 "hicache_write_policy": "write_back",
             },
-            "SGLang on GPUs with speculative_algorithm=STANDALONE and hicache_write_policy=write_back: tested "
-            "is write_through",
+            "SGLang on GPUs with speculative_algorithm=STANDALONE and hicache_write_policy=write_back: "
+            "tested is write_through",
         ),
         (
             "MHATokenToKVPool",
