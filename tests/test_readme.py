@@ -223,7 +223,7 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
 
 def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
     table = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "Injected faults on a GPU"))
-    assert len(table) == 14
+    assert len(table) == 24
     for _, *cells, file in table:
         run = result(file.strip("`"))
         counts = [
