@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -36,3 +38,5 @@ class LoadedBlocks:
     chains: Tensor | None  # int64: over all tokens before
     # What `Observer.load_ended` will be given if all of it arrives: it has less to do then. None = not known.
     expected: ArrivedBlocks | None = None
+    # After these all of it lies there, so that it may be hashed before it is reported. Empty = not known.
+    copied: Sequence[torch.Event] = ()

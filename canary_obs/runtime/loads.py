@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.arrival import ArrivedLoad, judge_arrivals, keep_arrivals, weigh_arrivals
+from canary_kernels.arrival import ArrivedLoad, WeighedLoad
 from canary_kernels.fingerprint import hash_slots
 from canary_kernels.hashing import sealed_arrays
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
@@ -39,11 +40,23 @@ class _Begun:
     expected: _Expected | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Early:
+    """What was hashed and weighed before the load was reported."""
+
+    weighed: WeighedLoad
+    done: torch.Event | None  # None = it is over
+
+
 class Loads:
     """The loads under way, by name and group. Launches only."""
 
     def __init__(self, state: DeviceState, history: SlotHistory) -> None:
         self._state, self._history = state, history
+        self._early: dict[tuple[str, str], _Early] = {}
+        device = state.clock.device
+        # What is launched there waits for copies, which nothing else should.
+        self._stream = torch.Stream(device) if device.type == "cuda" else None
         self._begun: dict[tuple[str, str], _Begun] = {}
         self._keys = FoldKeys()
         self._held = [_parts_held(group) for group in state.groups]  # int64 [2]: 1 = the group has the part
@@ -55,7 +68,8 @@ class Loads:
         slots = uploaded(blocks.slots, device)  # what has not arrived is taken out
         flat = slots.flatten()
         identities = _identities(blocks)
-        self._begun[load, name] = _Begun(
+        self._early.pop((load, name), None)
+        self._begun[load, name] = begun = _Begun(
             slots=slots,
             old=_records_of(group, blocks.slots, flat).view(*slots.shape, layout.RECORD_WORDS),
             identities=None if identities is None else uploaded(identities, device),
@@ -63,24 +77,30 @@ class Loads:
         )
         group.await_bytes(flat)
         self._history.record_announcement(SlotEventKind.AWAITED, group, flat, step)
+        checked = group.plan.coverage is not layout.RealData.NONE and begun.identities is not None
+        if blocks.copied and checked and begun.expected is not None:
+            self._early[load, name] = self._weigh_early(group, begun, begun.expected, blocks.copied)
 
     def end(self, load: str, name: str, arrived: ArrivedBlocks, step: int) -> None:
         """Judge the slots that have arrived; those that equal what was sent are COMPLETE from now on.
 
         The others get a baseline. What has not arrived stays AWAITED. Nothing if the load was not begun.
         """
-        begun = self._begun.pop((load, name), None)
+        begun, early = self._begun.pop((load, name), None), self._early.pop((load, name), None)
         if begun is None:
             return
         (group,) = self._state.named((name,))
         expected = begun.expected
         if expected is None or expected.arrived is not arrived:
-            expected = _expected(arrived, group.memory.device)
+            expected, early = _expected(arrived, group.memory.device), None
         checked = group.plan.coverage is not layout.RealData.NONE
         if checked:
             self._state.tick()
             self._state.arrivals.compared(self._state.now, arrived.peer, load)
-            self._judge(group, begun, expected)
+            self._state.owed.compared(group.index, layout.Phase.HEAD, expected.compared)
+            if early is not None and early.done is not None:
+                early.done.wait()
+            (self._weigh(group, begun, expected) if early is None else early.weighed).judge()
         if checked and begun.identities is not None:
             slots = begun.slots.flatten()
         else:
@@ -94,6 +114,7 @@ class Loads:
         """This load has failed: what lies in its slots is nothing, and must be written before it is read."""
         for key in [key for key in self._begun if key[0] == load]:
             (group,) = self._state.named((key[1],))
+            self._early.pop(key, None)
             slots = self._begun.pop(key).slots.flatten()
             group.forget(slots)
             self._history.record_announcement(SlotEventKind.INVALIDATED, group, slots, step)
@@ -102,15 +123,30 @@ class Loads:
         """Nobody will report on this load any more."""
         for key in [key for key in self._begun if key[0] == load]:
             del self._begun[key]
+            self._early.pop(key, None)
 
-    def _judge(self, group: Group, begun: _Begun, expected: _Expected) -> None:
+    def _weigh_early(
+        self, group: Group, begun: _Begun, expected: _Expected, copied: Sequence[torch.Event]
+    ) -> _Early:
+        """While the copies are made: after them, and after what was launched here, which it reads."""
+        if self._stream is None:
+            return _Early(weighed=self._weigh(group, begun, expected), done=None)
+        before, done = torch.Event(group.memory.device), torch.Event(group.memory.device)
+        before.record()
+        for event in (before, *copied):
+            self._stream.wait_event(event)
+        with self._stream:
+            weighed = self._weigh(group, begun, expected)
+            done.record()
+        return _Early(weighed=weighed, done=done)
+
+    def _weigh(self, group: Group, begun: _Begun, expected: _Expected) -> WeighedLoad:
         """As few launches as can be: they wait for nothing, but each takes 10 us or more to put together.
 
         Where nobody knows what slots are to hold, nothing in them was replaced by another token: they are
         compared with what was sent alone, and get no record here.
         """
         identities = begun.identities
-        self._state.owed.compared(group.index, layout.Phase.HEAD, expected.compared)
         now = hash_slots(group.backend, group.plan, begun.slots.flatten())
         loaded = ArrivedLoad(
             slots=begun.slots,
@@ -123,10 +159,8 @@ class Loads:
             keys=self._keys.of(begun.slots.shape[1], now.device),
             held=self._held[group.index],
         )
-        blocks = weigh_arrivals(group.backend, group.buffers, loaded)
-        matched = judge_arrivals(group.backend, group.buffers, blocks, expected.sent)
-        if identities is not None:
-            keep_arrivals(group.backend, group.buffers, loaded, matched)
+        keeps = identities is not None
+        return WeighedLoad(group.backend, group.buffers, loaded, expected.sent, keeps=keeps)
 
 
 def _expected(arrived: ArrivedBlocks, device: torch.device) -> _Expected:

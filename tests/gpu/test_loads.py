@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
 
 from canary_kernels import layout
@@ -34,8 +38,46 @@ def test_the_first_store_and_load_wait_for_nothing() -> None:
     kv[:, :, destination.to(kv.device)] = kv[:, :, source.to(kv.device)]
     with waits_refused():
         rig.canary.load_ended("a", "full", arrived(2, sent))
+    assert _found(rig) == (0, 0, 2 * SIZE)
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_a_load_is_hashed_after_its_copy_while_the_forward_before_runs(flipped: int) -> None:
+    rig = make_rig(**QUIET)
+    ask(rig)
+    slots = cached_slots(rig)[: 4 * SIZE]
+    source, destination = slots[: 2 * SIZE], slots[2 * SIZE :]
+    folds = rig.canary.block_folds("full", source.view(-1, SIZE))
+    assert folds is not None
+    told = arrived(2, [[(k, v)] for _, k, v in folds.tolist()])
+    kv = rig.engine.runner.pool.kv
+    new = kv[:, :, source.to(kv.device)].clone()
+    new[1, 0, 5] += flipped
+    copying, copied = torch.Stream(kv.device), torch.Event(kv.device)
     torch.cuda.synchronize()
-    counters = rig.canary.state.by_name["full"].buffers.counters
-    assert int(counters[layout.lane(layout.Phase.HEAD, layout.Reason.KV_DATA)]) == 0
-    assert int(counters[layout.lane(layout.Phase.HEAD, layout.Reason.LOST_LOAD)]) == 0
+    with copying:
+        torch.cuda._sleep(200_000_000)  # cycles, some 100 ms
+        kv[:, :, destination.to(kv.device)] = new
+        copied.record()
+    blocks = replace(blocks_of(rig, destination), expected=told, copied=[copied])
+    with waits_refused():
+        rig.canary.load_begun("a", "full", blocks)
+    assert not copied.query(), "the copy is over before anything waits for it"
+    torch.cuda.current_stream().synchronize()
+    assert not copied.query(), "the engine's stream waits for the copy"
+    copied.synchronize()
+    with waits_refused():
+        rig.canary.load_ended("a", "full", told)
+    assert _found(rig) == (flipped, 0, 2 * SIZE)
+
+
+def _found(rig: Any) -> tuple[int, int, int]:
+    """KV_DATA and LOST_LOAD at HEAD, and slots of loads that were compared."""
+    torch.cuda.synchronize()
     assert rig.canary.health.faults.total() == 0
+    counters = rig.canary.state.by_name["full"].buffers.counters.tolist()
+    lanes = (
+        layout.lane(layout.Phase.HEAD, each) for each in (layout.Reason.KV_DATA, layout.Reason.LOST_LOAD)
+    )
+    found, lost = (counters[lane] for lane in lanes)
+    return found, lost, counters[layout.COUNT_LOADS_COMPARED]

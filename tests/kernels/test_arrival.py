@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from canary_kernels.arrival import (
     ArrivedLoad,
     Edge,
     Unchanged,
+    WeighedLoad,
     fold_records,
     judge_arrivals,
     keep_arrivals,
     weigh_arrivals,
 )
+from canary_kernels.arrival.kernel import keep_kernel
+from canary_kernels.arrival.op import put_together
 from canary_kernels.buffers import allocate_buffers
 from canary_kernels.checks import Backend, KernelArgumentError
 from canary_kernels.hashing import word_keys
@@ -163,6 +167,56 @@ def test_records_are_kept_alike(seed):
     assert found[0] == found[1]
     states = {oracle.Record.unpack(words).state for words in found[0][0]}
     assert states == {oracle.EMPTY, oracle.COMPLETE, oracle.BASELINE}
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("backend", list(Backend))
+def test_a_load_that_was_weighed_is_judged_as_one_that_is_now(backend, keeps):
+    found = []
+    for early in (True, False):
+        buffers, other = load_of(backend, 3)
+        sent = torch.arange(other.slots.shape[0] * 2, device=other.slots.device).view(-1, 1, 2)
+        WeighedLoad(backend, buffers, other, sent, keeps=True).judge()  # on a GPU, compiles
+        for each in (buffers.records, buffers.counters, buffers.violations):
+            each.zero_()
+        _, load = load_of(backend, 2)
+        if early:
+            weighed = WeighedLoad(backend, buffers, load, sent, keeps=keeps)
+            assert not buffers.counters.any(), "nothing was judged"
+            weighed.judge()
+        else:
+            blocks = weigh_arrivals(backend, buffers, load)
+            matched = judge_arrivals(backend, buffers, blocks, sent)
+            if keeps:
+                keep_arrivals(backend, buffers, load, matched)
+        state = buffers.records, buffers.counters, buffers.violations, load.slots
+        found.append([each.tolist() for each in state])
+    assert found[0] == found[1]
+    assert any(found[0][1])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_launches_that_are_put_together_have_what_is_given_now(keeps):
+    """Of what a GPU has compiled; the interpreter compiles nothing."""
+    buffers, load = load_of(Backend.TRITON, 2)
+    blocks, count = weigh_arrivals(Backend.TRITON, buffers, load), load.slots.shape[0]
+    sent = torch.zeros((count, 3, 2), dtype=torch.int64, device=blocks.device)
+    given = load if keeps else None
+    assert put_together(Backend.TRITON, buffers, blocks, sent, given) == (None, ())
+    calls = []
+    again = SimpleNamespace(again=lambda *what: lambda: calls.append(what))
+    buffers.cache["arrival_kernel"] = buffers.cache[keep_kernel] = again
+    matched, launches = put_together(Backend.TRITON, buffers, blocks, sent, given)
+    assert calls == []
+    for launch in launches:
+        launch()
+    judged, *kept = calls
+    assert judged == ((count, 1), (blocks.data_ptr(), sent.data_ptr(), matched.data_ptr(), 3))
+    columns = load.slots, load.identities, load.now, load.edges, matched
+    addresses = tuple(map(torch.Tensor.data_ptr, columns))
+    size = load.slots.shape[1]
+    assert kept == ([((count, -(-size // 64)), (*addresses, size))] if keeps else [])
+    assert put_together(Backend.TRITON, buffers, blocks, sent.mT, given) == (None, ())
 
 
 @pytest.mark.parametrize("baselines", [False, True])

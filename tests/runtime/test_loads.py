@@ -156,6 +156,38 @@ def test_what_was_said_beforehand_of_a_load_is_taken_if_all_of_it_arrives(rig, p
     assert loads(rig) == (2 * SIZE, 0)
 
 
+@pytest.mark.parametrize("fault", [None, "flipped", "lost"])
+@pytest.mark.parametrize("then", ["all of it arrives", "part of it arrives", "it fails", "it is dropped"])
+def test_what_was_copied_is_hashed_before_it_is_reported_and_judged_then(rig, places, then, fault) -> None:
+    source, destination = places
+    told = arrived(2, [[copy] for copy in folds(rig, source)])
+    kv = rig.engine.runner.pool.kv
+    if fault != "lost":
+        kv[:, :, destination] = kv[:, :, source]
+    kv[1, 0, destination[5], 0, 0] += fault == "flipped"
+    blocks = replace(blocks_of(rig, destination), expected=told, copied=[torch.Event("cpu")])
+    rig.canary.load_begun("a", "full", blocks)
+    assert found_at_head(rig) == {}, "nobody has said that it arrived"
+    assert loads(rig) == (0, 0)
+    if then == "all of it arrives":
+        kv[0, 0, destination[0], 0, 0] += 1  # after its copy's end: other checks find it
+        rig.canary.load_ended("a", "full", told)
+        found = {None: {}, "flipped": {Reason.KV_DATA: 1}, "lost": {Reason.LOST_LOAD: 4}}[fault]
+        assert found_at_head(rig) == found
+        assert loads(rig) == (2 * SIZE, 0)
+        assert counted(rig) == {Reason.KV_DATA: 1}
+    elif then == "part of it arrives":
+        rig.canary.load_ended("a", "full", arrived(2, stop=SIZE - 1))
+        assert found_at_head(rig) == ({Reason.LOST_LOAD: 4} if fault == "lost" else {})
+        assert loads(rig) == (0, 2 * (SIZE - 1))
+    else:
+        (rig.canary.load_failed if then == "it fails" else rig.canary.load_dropped)("a")
+        rig.canary.load_ended("a", "full", told)
+        assert found_at_head(rig) == {}
+        assert loads(rig) == (0, 0)
+    assert rig.canary.health.faults.total() == 0
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_load_that_left_the_bytes_as_they_were_is_lost(rig, places, known) -> None:
     source, destination = places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from canary_obs.engines.vllm.loaded_blocks import (
 )
 from canary_obs.engines.vllm.pool_events import BlockEvent, LaterTokens, Loaded, LoadTokens
 from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.runtime.device.uploads import uploaded
 
 
@@ -53,6 +55,7 @@ class ConnectorLoads:
         self.failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
+        self._ends: Sequence[torch.Event | None] = ()  # of the jobs of the loads that begin
         # By request that waits and group: what is to arrive.
         self._expected: dict[str, dict[str, _Expected]] = {}
         self._sizes = {group.number: group.block_size for group in groups}
@@ -111,6 +114,7 @@ class ConnectorLoads:
         A GPU makes the copies meanwhile. No forward reads or writes their blocks before they are reported.
         """
         due, self._due = self._due, []
+        self._ends, self.copies.ends = self.copies.ends, []
         for request, loads, tokens in due:
             self._begin(request, loads, _given(tokens), observer, waits=True)
 
@@ -153,9 +157,11 @@ class ConnectorLoads:
     def _compare_before(self, loads: Sequence[Loaded], observer: Observer) -> None:
         """What lies in their blocks is compared for the last time: nothing has been submitted yet."""
         for group, own in self._by_group(loads):
-            slots = rows_of(own, group).slots(group.block_slots).flatten()
-            if slots.numel():
-                observer.before_load(group.view.name, uploaded(slots, self._device))
+            blocks = list(chain.from_iterable(load.blocks for load in own))
+            if NULL_BLOCK in blocks:
+                blocks = [block for block in blocks if block != NULL_BLOCK]
+            if blocks:
+                observer.before_load(group.view.name, self._slots_of(blocks, group))
 
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""
@@ -176,7 +182,7 @@ class ConnectorLoads:
         for group, own in self._by_group(loads):
             rows = rows_of(own, group)
             expected = self._expect(request, group, rows) if waits else None
-            blocks = loaded_blocks(rows, group, tokens, expected)
+            blocks = loaded_blocks(rows, group, tokens, expected, self._copied(expected))
             # Whatever another of vLLM's groups kept in these blocks is overwritten as well. Layers of a draft
             # are in the target's group, and have memory of their own.
             for other in self._groups:
@@ -191,6 +197,13 @@ class ConnectorLoads:
         expected = _Expected(sent, self.copies.puts, arrived)
         self._expected.setdefault(request, {})[group.view.name] = expected
         return arrived if sent.counts.any() else None
+
+    def _copied(self, expected: ArrivedBlocks | None) -> Sequence[torch.Event]:
+        """After these the load is there: each of its blocks is in a job of which that is known."""
+        ends = [end for end in self._ends if end is not None]
+        if expected is None or len(ends) < len(self._ends) or not bool((expected.filled > 0).all()):
+            return ()
+        return ends
 
     def _end(
         self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,9 +65,13 @@ def first_token(load: Loaded, size: int) -> int:
 
 
 def loaded_blocks(
-    rows: BlockRows, group: VllmGroup, tokens: bytes | None, expected: ArrivedBlocks | None = None
-) -> LoadedBlocks:
-    """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded."""
+    rows: BlockRows, group: VllmGroup, tokens: bytes | None, expected: ArrivedBlocks | None = None,
+    copied: Sequence[torch.Event] = (),
+) -> LoadedBlocks:  # fmt: skip
+    """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded.
+
+    `expected` and `copied`: as in LoadedBlocks.
+    """
     size, slots = group.block_slots, rows.slots(group.block_slots)
     if tokens is None or group.states:
         return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None, expected=expected)
@@ -84,6 +88,7 @@ def loaded_blocks(
         positions=torch.from_numpy(rows.numbers[:, None] * size + np.arange(size)),
         chains=torch.from_numpy(chains.reshape(-1, size)[rows.numbers]),
         expected=expected,
+        copied=copied,
     )
 
 

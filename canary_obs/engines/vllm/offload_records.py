@@ -62,11 +62,13 @@ class OffloadRecords:
         self._fetches: list[tuple[Fetch, Collection[bytes]]] = []
         self._stored = stored
         self._per_chunk = 1
+        self._worker: Any = None  # of the connector
         self.shown = False  # which blocks are stored and loaded, as `ChangedRequests` has it
 
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
         """Follow the submissions of this connector's worker."""
         own = connector.connector_worker
+        self._worker = own.worker
         self.shown = is_followed(
             own, [number for number, (first, *_) in self._groups.items() if first.of_tokens]
         )
@@ -130,6 +132,7 @@ class OffloadRecords:
             self._observer.requests_changed(ChangedRequests(stored=self._unknown(unnamed) or stored))
 
     def _load(self, job: int, device: Any, tier: Any) -> None:
+        self._copies.ends.append(None if self._worker is None else end_of(self._worker, job))
         self._keep_stores()
         parts, unnamed = self._parts(job, device, tier)
         loaded = {}
@@ -180,6 +183,19 @@ class OffloadRecords:
             fetch, existed = self._fetches.pop(0)
             for named, folds in fetch.by_key():
                 self._stored.add(named.key, folds, named.path, existed=named.key in existed)
+
+
+def end_of(worker: Any, job: int) -> torch.Event | None:
+    """After which event the copy of a load is made that was just submitted; None = it is not seen.
+
+    That is how the CPU tier of vLLM 0.33 keeps it. Its events are used again once a copy is reported.
+    """
+    for name in ("_load_handler", "_expedited_load_handler"):
+        transfers = getattr(getattr(worker, name, None), "_transfers", None)
+        if transfers and getattr(transfers[-1], "job_id", None) == job:
+            end = getattr(transfers[-1], "end_event", None)
+            return end if isinstance(end, torch.Event) else None
+    return None
 
 
 def folds_of(blocks: Sequence[int], group: VllmGroup, observer: Observer) -> Tensor | None:

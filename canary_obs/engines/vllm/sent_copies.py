@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from canary_obs.copy_records.stored_copies import MOST, Fold
@@ -51,6 +52,8 @@ class Copies:
         self._tables: dict[str, _Rows] = {}
         self._peers: dict[str, int] = {"": 0}
         self.puts = 0
+        # Since a load last began: after which event each submitted job is copied; None = that is not known.
+        self.ends: list[torch.Event | None] = []
         self._said: dict[str, int] = {}  # by group: blocks of which something is known, or more
 
     def put(

@@ -14,6 +14,7 @@ from canary_kernels.checks import Backend, KernelArgumentError, check_buffers
 from canary_kernels.layout import RECORD_WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from torch import Tensor
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 def _kernel() -> ModuleType:
     """Triton is imported on first use."""
     return importlib.import_module("canary_kernels.arrival.kernel")
+
+
+@functools.cache
+def _launches() -> ModuleType:
+    return importlib.import_module("canary_kernels.arrival.launches")
 
 
 def weigh_arrivals(backend: Backend, buffers: GroupBuffers, load: ArrivedLoad) -> Tensor:
@@ -68,6 +74,21 @@ def fold_records(
     room = reference if backend is not Backend.TRITON else _kernel()
     folds: Tensor = room.fold_records(buffers, slots.contiguous(), keys, baselines=baselines)
     return folds
+
+
+def put_together(
+    backend: Backend, buffers: GroupBuffers, blocks: Tensor, sent: Tensor, load: ArrivedLoad | None
+) -> tuple[Tensor | None, Sequence[Callable[[], None]]]:
+    """The launches of `judge_arrivals` and, with a load, of `keep_arrivals`, and what they write: `matched`.
+
+    The load was weighed. No launches: there is nothing that would take less time than the two calls.
+    """
+    # Of a copy that is contiguous nobody would hold the memory.
+    if backend is not Backend.TRITON or not blocks.shape[0] or not sent.is_contiguous():
+        return None, ()
+    found: tuple[Tensor | None, Sequence[Callable[[], None]]]
+    found = _launches().put_together(buffers, blocks, sent, load)
+    return found
 
 
 def _check_load(load: ArrivedLoad) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ class Recorder:
         self.arrived: ArrivedBlocks | None = None
         self.expected: ArrivedBlocks | None = None
         self.tokens: torch.Tensor | None = None  # that a load is to bring
+        self.copied: Sequence[torch.Event] = ()
         self._slots: dict[tuple[str, str], torch.Tensor] = {}
 
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
@@ -45,6 +47,7 @@ class Recorder:
 
     def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
         self._slots[load, group], self.expected, self.tokens = blocks.slots, blocks.expected, blocks.tokens
+        self.copied = blocks.copied
         self.calls.append(("begun", group, blocks.slots.flatten().tolist()))
 
     def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
@@ -187,6 +190,28 @@ def test_what_will_have_arrived_is_said_while_the_copies_are_made(
     first = [5, 6] if then == "another copy was sent" else [1, 2]
     assert recorder.arrived.sent[0].tolist() == [first]
     assert loads._expected == {}
+
+
+@pytest.mark.parametrize(
+    "case", ["known", "a block of no job", "a job of no event", "no job", "of the forward"]
+)
+def test_when_a_load_is_copied_is_said_if_it_is_known_of_all_of_it(
+    loads: ConnectorLoads, recorder: Recorder, case: str
+) -> None:
+    tokens = LoadTokens("a", np.arange(7, dtype=np.int32).tobytes())
+    loads.copies.ends.append(torch.Event("cpu"))  # of a load that has begun before
+    loads.begin_due(recorder)
+    new = {"a": 7} if case == "of the forward" else {}
+    loads.begin_step(output(new=new), (tokens, FIRST, LAST), recorder)
+    blocks = [7] if case == "a block of no job" else [7, 9]
+    loads.copies.put("full", blocks, SIZE, [[(1, 2)]] * len(blocks))
+    ends: list[torch.Event | None] = [torch.Event("cpu"), torch.Event("cpu")]
+    if case == "a job of no event":
+        ends[1] = None
+    loads.copies.ends += [] if case == "no job" else ends
+    loads.begin_due(recorder)
+    assert list(recorder.copied) == (ends if case == "known" else [])
+    assert loads.copies.ends == []
 
 
 def test_of_a_load_of_which_nothing_is_known_nothing_is_said(

@@ -175,6 +175,22 @@ def test_a_load_is_compared_with_what_its_key_was_stored_as(followed: Any) -> No
     assert {(sent.filled, sent.peer) for sent in found.values()} == {(SIZE, HOST_PEER)}
 
 
+def test_after_which_event_a_load_is_copied_is_known_where_the_worker_keeps_it(followed: Any) -> None:
+    records, copies, worker = followed
+    records.follow(jobs(loads={number: [9] for number in (1, 2, 3, 4)}), {9: key(b"a", 0)})
+    load = tier([9]), device([20], [1], [0])
+    assert worker.submit_load(1, *load)
+    first, second = torch.Event("cpu"), torch.Event("cpu")
+    worker._load_handler = SimpleNamespace(_transfers=[SimpleNamespace(job_id=2, end_event=first)])
+    assert worker.submit_load(2, *load)
+    assert worker.submit_load(3, *load), "of which the worker says nothing"
+    worker._expedited_load_handler = SimpleNamespace(
+        _transfers=[SimpleNamespace(job_id=3, end_event=first), SimpleNamespace(job_id=4, end_event=second)]
+    )
+    assert worker.submit_load(4, *load)
+    assert copies.ends == [None, first, None, second]
+
+
 def test_with_files_below_nobody_says_where_a_copy_came_from(followed: Any) -> None:
     records, copies, worker = followed
     named = key(b"a", 0)._replace(path="/nowhere")
