@@ -54,10 +54,11 @@ def test_a_load_is_hashed_after_its_copy_while_the_forward_before_runs(flipped: 
     new = kv[:, :, source.to(kv.device)].clone()
     new[1, 0, 5] += flipped
     copying, copied = torch.Stream(kv.device), torch.Event(kv.device)
+    places = destination.to(kv.device)
     torch.cuda.synchronize()
     with copying:
         torch.cuda._sleep(200_000_000)  # cycles, some 100 ms
-        kv[:, :, destination.to(kv.device)] = new
+        kv[:, :, places] = new
         copied.record()
     blocks = replace(blocks_of(rig, destination), expected=told, copied=[copied])
     with waits_refused():

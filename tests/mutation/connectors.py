@@ -6,8 +6,12 @@ from tests.mutation.mutant import mutants
 
 _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 
+_COPIED = _LOADS + "test_when_a_load_is_copied_is_said_if_it_is_known_of_all_of_it"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
+    ("or len(ends) < len(self._ends)", "", _COPIED),
+    ("or not bool((expected.filled > 0).all())", "", _COPIED),
+    ("self._ends, self.copies.ends = self.copies.ends, []", "self._ends = self.copies.ends", _COPIED),
     (
         "return tokens.get() if isinstance(tokens, Later) else tokens",
         "return tokens.get()",
@@ -208,8 +212,11 @@ BLOCKS = mutants(
 )
 
 _JUDGED = "tests/runtime/test_loads.py::"
+_HASHED = _JUDGED + "test_what_was_copied_is_hashed_before_it_is_reported_and_judged_then"
 JUDGED = mutants(
     "canary_obs/runtime/loads.py",
+    ("expected, early = _expected(", "expected, _ = _expected(", _HASHED),
+    ("if blocks.copied and checked", "if False and checked", _HASHED),
     (
         "            group.forget(slots)\n",
         "",
@@ -317,6 +324,11 @@ RECORD_FILES = mutants(
 _OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
 OFFLOADS = mutants(
     "canary_obs/engines/vllm/offload_records.py",
+    (
+        'getattr(transfers[-1], "job_id", None) == job',
+        "True",
+        _OFFLOADS + "test_after_which_event_a_load_is_copied_is_known_where_the_worker_keeps_it",
+    ),
     (
         "existed=named.key in existed)",
         "existed=os.path.exists(named.path))",
