@@ -131,7 +131,9 @@ class Loads:
         """While the copies are made: after them, and after what was launched here, which it reads."""
         if self._stream is None:
             return _Early(weighed=self._weigh(group, begun, expected), done=None)
-        before, done = torch.Event(group.memory.device), torch.Event(group.memory.device)
+        device = group.memory.device
+        self._keys.of(begun.slots.shape[1], device)  # sent now, not after the copies: other loads need them
+        before, done = torch.Event(device), torch.Event(device)
         before.record()
         for event in (before, *copied):
             self._stream.wait_event(event)

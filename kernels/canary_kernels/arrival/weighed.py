@@ -26,17 +26,11 @@ class WeighedLoad:
         self, backend: Backend, buffers: GroupBuffers, load: ArrivedLoad, sent: Tensor, *, keeps: bool
     ) -> None:
         """`sent`: as `judge_arrivals` takes it. `keeps`: records of the load's slots are stored, too."""
-        self._backend, self._buffers, self._load, self._sent, self._keeps = (
-            backend,
-            buffers,
-            load,
-            sent,
-            keeps,
-        )
-        self._blocks = weigh_arrivals(backend, buffers, load)
-        self._matched, self._launches = put_together(
-            backend, buffers, self._blocks, sent, load if keeps else None
-        )
+        self._backend, self._buffers, self._keeps = backend, buffers, keeps
+        self._load, self._sent = load, sent
+        self._blocks = blocks = weigh_arrivals(backend, buffers, load)
+        kept = load if keeps else None
+        self._matched, self._launches = put_together(backend, buffers, blocks, sent, kept)
 
     def judge(self) -> None:
         """As `judge_arrivals` and `keep_arrivals`; once."""

@@ -1,8 +1,9 @@
 """What following an OffloadingConnector costs: `python -m tests.engines.vllm.real.load_cost [--device cuda]`.
 
-Pairs of phases, without a canary and with one: each serves new prompts, which are stored, gives the device's
-blocks up, and serves the prompts again, which loads them. Printed, as JSON: time of stores and loads, of a
-load's legs, and on the engine's thread by part and leg. On a CPU copies are made at once, by a stand-in.
+Pairs of phases, without a canary and with one, on a GPU each pair on one core of the host: each serves new
+prompts, which are stored, gives the device's blocks up, and serves the prompts again, which loads them.
+Printed, as JSON: time of stores and loads, of a load's legs, and on the engine's thread by part and leg. On a
+CPU copies are made at once, by a stand-in.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """What was found so far, after each pair; the first one warms up."""
     from canary_obs.bench.environment import environment
+    from canary_obs.bench.shared_core import take_core
     from canary_obs.engines.vllm import output_reports
     from canary_obs.engines.vllm.adapter import VllmAdapter
     from canary_obs.engines.vllm.block_changes import BlockChanges
@@ -176,6 +178,7 @@ def measure(
         clock.wrap(engine.worker, "submit_store", "vLLM submits")
         clock.wrap(engine.worker, "submit_load", "vLLM submits")
         for number in range(pairs + 1):
+            take_core(number)
             for protected in (number % 2 == 0, number % 2 == 1):
                 if protected:
                     with engine.protected() as (canary, adapter):
