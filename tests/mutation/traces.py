@@ -14,7 +14,8 @@ _LATE = _RESTART + "test_a_rank_that_reports_after_the_others_is_not_lost"
 _METRICS = "tests/telemetry/test_metric_export.py::"
 _KINDS = _METRICS + "test_kinds_units_and_times_follow_the_specification"
 _PAGE = _METRICS + "test_every_family_of_the_page_arrives_as_it_is_there"
-_HEADERS = "tests/engines/vllm/test_trace_headers.py::"
+_KEPT = "tests/engines/toolkit/test_trace_contexts.py::"
+_OF_SGLANG = "tests/engines/sglang/test_request_traces.py::"
 _TRACED = "tests/runtime/test_request_traces.py::"
 _LINKS = "tests/telemetry/test_request_links.py::"
 _ROUTE = _DRILLS + "test_the_route_leads_to_spans_in_the_callers_trace"
@@ -77,21 +78,34 @@ ALL = (
         ),
     ),
     *mutants(
-        "canary_obs/engines/vllm/trace_headers.py",
+        "canary_obs/engines/toolkit/trace_contexts.py",
         (
             "_VERSION_0.fullmatch(given)",
             "given",
-            _HEADERS + "test_headers_without_a_usable_context_are_not_sent",
+            _KEPT + "test_headers_without_a_usable_context_have_none",
         ),
         (
             "name = request_name(request)",
             "name = request",
-            _HEADERS + "test_a_request_keeps_the_context_that_it_came_with",
+            _KEPT + "test_a_context_is_kept_by_the_name_that_findings_have",
         ),
         (
-            "            self._by_name.move_to_end(name)\n",
+            "        self._by_name.move_to_end(name)\n",
             "",
-            _HEADERS + "test_the_latest_requests_are_kept",
+            _KEPT + "test_the_latest_requests_are_kept",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/request_traces.py",
+        (
+            " or traced.root_span_context is None",
+            "",
+            _OF_SGLANG + "test_a_request_that_is_not_traced_has_none",
+        ),
+        (
+            'if not getattr(settings_of(scheduler), "enable_trace", False):',
+            "if False:",
+            _OF_SGLANG + "test_a_scheduler_that_traces_nothing_is_left_alone",
         ),
     ),
     *mutants(

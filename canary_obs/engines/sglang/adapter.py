@@ -15,7 +15,6 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
-from canary_obs.engines.sglang.component_tree import ComponentTree
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.disaggregation import TransferHooks, draft_groups, found_groups
 from canary_obs.engines.sglang.freed_slots import freed_slots
@@ -25,7 +24,7 @@ from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.physical_slots import covers_last, is_unified, physical_slots
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
-from canary_obs.engines.sglang.radix_tree import RadixTree
+from canary_obs.engines.sglang.request_traces import RequestTraces
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import (
@@ -39,6 +38,7 @@ from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
+from canary_obs.engines.sglang.trees import prefix_tree
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
 from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
@@ -94,14 +94,8 @@ class SglangAdapter(EngineAdapter):
             name: group.own_slots for name, group in self._by_name.items() if group.own_slots is not None
         }
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
-        if hasattr(cache, "tree_core"):  # only the newer tree has one
-            ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
-            windowed = [view.name for view in self.groups if view.window is not None]
-            self._tree = PrefixTree(cache, self._freed, apart, ratios, windowed)
-        else:
-            kind = ComponentTree if type(cache).__name__ == "UnifiedRadixCache" else RadixTree
-            own = {"device": self._device, "scheduler": self._scheduler_stream}
-            self._tree = kind(cache, self._freed, apart, **own)
+        on_device: dict[str, Any] = {"device": self._device, "scheduler": self._scheduler_stream}
+        self._tree = prefix_tree(cache, self.sglang_groups, self._freed, apart, **on_device)
         self._trees: DraftTrees | None = None
         if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token
@@ -122,6 +116,11 @@ class SglangAdapter(EngineAdapter):
         self.transfer: TransferHooks | None = None  # of a server that prefills or decodes only
         self.retracted: RetractedCopies | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
+        self._traces = RequestTraces()
+
+    def traceparent(self, request: str) -> str | None:
+        """From SGLang's own trace of it."""
+        return self._traces.get(request)
 
     def model(self) -> str | None:
         """Path and revision among the scheduler's arguments."""
@@ -238,6 +237,7 @@ class SglangAdapter(EngineAdapter):
         hooks.empty_batches, hooks.requests = self._totals
         for freed in dict.fromkeys(self._freed.values()):
             freed.wrap(self._patches, self.scheduler.tree_cache)
+        self._traces.wrap(self._patches, self.scheduler, observer)
         if self.host_tier is not None:
             self.host_tier.wrap(self._patches)
             self.record_bytes = self.host_tier.device_bytes

@@ -47,7 +47,7 @@ from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.steady_step import Change, SteadyStep
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
-from canary_obs.engines.vllm.trace_headers import TRACES_ATTRIBUTE, TraceContexts
+from canary_obs.engines.vllm.trace_headers import TRACES_ATTRIBUTE, SentTraces
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_not_wrapped, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
@@ -97,7 +97,7 @@ class VllmAdapter(FollowsRequests):
         self.connector = ConnectorReports(loads, self.vllm_groups, self.show_requests)
         self._windows, self._attention = WindowTables(self.vllm_groups), AttentionTables(self.vllm_groups)
         self._forwards, self.requests = ForwardCount(self._by_name), changes_of(runner, self.vllm_groups)
-        self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
+        self._scheduler_seconds, self._traces = SchedulerSeconds(), SentTraces()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner, runner.device)
         self._patches, self.known_tokens = MethodPatches(), KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps

@@ -5,12 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from canary_obs.engines.vllm.trace_headers import (
-    REQUESTS_KEPT,
-    TRACES_ATTRIBUTE,
-    TraceContexts,
-    send_traces,
-)
+from canary_obs.engines.vllm.trace_headers import TRACES_ATTRIBUTE, SentTraces, send_traces
 from canary_obs.slot_facts import request_name
 
 CALLER = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -25,7 +20,7 @@ def sent(headers: dict[str, Any]) -> Any:
 
 
 def test_a_request_keeps_the_context_that_it_came_with() -> None:
-    contexts = TraceContexts()
+    contexts = SentTraces()
     long = "x" * 5000
     contexts.note(sent({"a": {"traceparent": CALLER, "tracestate": "v=1"}, long: {"traceparent": CALLER}}))
     assert contexts.get("a") == contexts.get(request_name(long)) == CALLER
@@ -47,15 +42,6 @@ def test_headers_without_a_usable_context_are_not_sent() -> None:
 def test_outputs_of_versions_and_requests_without_headers_say_nothing() -> None:
     output = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id="a"), SimpleNamespace(req_id="b")])
     send_traces(SimpleNamespace(requests={"a": SimpleNamespace()}), output)
-    contexts = TraceContexts()
+    contexts = SentTraces()
     contexts.note(output)
     assert contexts.get("a") is None
-
-
-def test_the_latest_requests_are_kept() -> None:
-    contexts = TraceContexts()
-    contexts.note(sent({"first": {"traceparent": CALLER}, "second": {"traceparent": CALLER}}))
-    contexts.note(sent({"first": {"traceparent": CALLER}}))  # again: the second is the oldest now
-    contexts.note(sent({str(number): {"traceparent": CALLER} for number in range(REQUESTS_KEPT - 1)}))
-    assert contexts.get("second") is None
-    assert contexts.get("first") == CALLER
