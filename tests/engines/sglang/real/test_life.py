@@ -15,6 +15,7 @@ from canary_obs.errors import UnsupportedEngine
 from canary_obs.vocabulary import State
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts, storm
+from tests.engines.taken_methods import taken_before
 
 
 def attributes(rig: Rig) -> dict[tuple[str, str], Any]:
@@ -37,6 +38,14 @@ def test_the_plugin_attaches_and_detach_leaves_nothing(make_rig: Any) -> None:
     modules = {str(getattr(value, "__module__", "")) for value in plain.values()}
     assert not [name for name in modules if "canary_obs" in name]
     assert rig.generate({"after": [7, 8, 9, 10]}).keys() == {"after"}
+
+
+@pytest.mark.parametrize("model", ["llama", "windows"])
+def test_nothing_in_sglang_holds_a_method_as_it_was(make_rig: Any, model: str) -> None:
+    """The tree of 0.5.16 does, on GPUs: test_freed_slots.py."""
+    rig = make_rig(model)
+    rig.generate(prompts(2))
+    assert taken_before(rig.adapter._patches) == set()
 
 
 @pytest.mark.parametrize("plain_loop", [True, False])

@@ -20,6 +20,7 @@ TESTS = {
     ],
     "test_steady_step.py": ["replays_change_nothing"],
     "test_hook_calls.py": ["a_steady_step[1]", "a_steady_step[16]"],
+    "test_taken_methods.py": ["nothing_holds_a_method_as_it_was"],
     "test_repair.py": ["a_block_in_use_is_put_back_and_who_has_sent_tokens_from_it_is_ended"],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
     "test_failed_loads.py": [
