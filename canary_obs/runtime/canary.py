@@ -155,6 +155,7 @@ class CanaryRuntime(SlotHooks):
         self._faults.guard(ObserverPart.DRILL, self.drill.close)
         self._scheduler.settle_at_rest()
         self._adapter.detach()
+        self._announcements.loads.close(5.0)
         self.delivery.drain(5.0)
         report = self.swa.report, self.step, self.counter_reader.sample
         self._faults.guard(ObserverPart.SWA_DIVERGENCE, *report)
@@ -289,8 +290,7 @@ class CanaryRuntime(SlotHooks):
         return self._depth > 0 or self._adapter.in_step()
 
     def _leave_forward(self) -> bool:
-        depth = self._depth
-        self._depth = depth - 1 if depth else 0
+        depth, self._depth = self._depth, self._depth - (self._depth > 0)
         return depth == 1
 
     def _abandon(self, view: StepView) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.transfer import FoldKeys
 from canary_obs.vocabulary import SlotEventKind
+
+_POLL_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Loads:
         device = state.clock.device
         # What is launched there waits for copies, which nothing else should.
         self._stream = torch.Stream(device) if device.type == "cuda" else None
+        self._last: torch.Event | None = None  # on it
         self._begun: dict[tuple[str, str], _Begun] = {}
         self._keys = FoldKeys()
         self._held = [_parts_held(group) for group in state.groups]  # int64 [2]: 1 = the group has the part
@@ -125,6 +129,14 @@ class Loads:
             del self._begun[key]
             self._early.pop(key, None)
 
+    def close(self, seconds: float) -> None:
+        """Wait, so long at most, for what still reads the engine's memory, which may be given up then."""
+        self._begun.clear()
+        self._early.clear()
+        deadline = time.monotonic() + seconds
+        while self._last is not None and not self._last.query() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
     def _weigh_early(
         self, group: Group, begun: _Begun, expected: _Expected, copied: Sequence[torch.Event]
     ) -> _Early:
@@ -140,6 +152,7 @@ class Loads:
         with self._stream:
             weighed = self._weigh(group, begun, expected)
             done.record()
+        self._last = done
         return _Early(weighed=weighed, done=done)
 
     def _weigh(self, group: Group, begun: _Begun, expected: _Expected) -> WeighedLoad:

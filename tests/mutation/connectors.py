@@ -218,6 +218,11 @@ JUDGED = mutants(
     ("expected, early = _expected(", "expected, _ = _expected(", _HASHED),
     ("if blocks.copied and checked", "if False and checked", _HASHED),
     (
+        "and not self._last.query() and",
+        "and False and",
+        _JUDGED + "test_detach_waits_for_what_still_reads_the_engines_memory",
+    ),
+    (
         "            group.forget(slots)\n",
         "",
         _JUDGED + "test_slots_of_a_failed_load_must_be_written_before_they_are_read",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -186,6 +187,24 @@ def test_what_was_copied_is_hashed_before_it_is_reported_and_judged_then(rig, pl
         assert found_at_head(rig) == {}
         assert loads(rig) == (0, 0)
     assert rig.canary.health.faults.total() == 0
+
+
+def test_detach_waits_for_what_still_reads_the_engines_memory(rig, places) -> None:
+    """vLLM unmaps the KV of a worker that it puts to sleep."""
+    _, destination = places
+    rig.canary.load_begun("a", "full", blocks_of(rig, destination))
+    running = iter([False] * 7)
+    rig.canary._announcements.loads._last = SimpleNamespace(query=lambda: next(running, True))
+    rig.canary.detach()
+    assert next(running, "all") == "all"
+
+
+def test_detach_waits_no_longer_than_it_is_told_to(rig) -> None:
+    asked = []
+    loads = rig.canary._announcements.loads
+    loads._last = SimpleNamespace(query=lambda: asked.append(1))
+    loads.close(0.02)
+    assert 1 < len(asked) <= 21
 
 
 @pytest.mark.parametrize("known", [True, False])
