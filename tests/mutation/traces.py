@@ -103,8 +103,8 @@ ALL = (
             _OF_SGLANG + "test_a_request_that_is_not_traced_has_none",
         ),
         (
-            'if not getattr(settings_of(scheduler), "enable_trace", False):',
-            "if False:",
+            'not getattr(settings_of(scheduler), "enable_trace", False)',
+            "False",
             _OF_SGLANG + "test_a_scheduler_that_traces_nothing_is_left_alone",
         ),
     ),

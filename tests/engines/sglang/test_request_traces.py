@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from canary_obs.engines.sglang import request_traces
 from canary_obs.engines.sglang.request_traces import RequestTraces
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 _SPAN = trace.SpanContext(0xAB, 0xCD, is_remote=True, trace_flags=trace.TraceFlags(1))
 _CONTEXT = trace.set_span_in_context(trace.NonRecordingSpan(_SPAN))
+
+
+@pytest.fixture(autouse=True)
+def _propagator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_traces, "_propagator", TraceContextTextMapPropagator)
 
 
 class Scheduler:
@@ -66,5 +73,12 @@ def test_a_request_that_is_not_traced_has_none(request_: Any) -> None:
 @pytest.mark.parametrize("enable_trace", [None, False])
 def test_a_scheduler_that_traces_nothing_is_left_alone(enable_trace: bool | None) -> None:
     scheduler = Scheduler(enable_trace)
+    RequestTraces().wrap(MethodPatches(), scheduler, Observer())  # type: ignore[arg-type]
+    assert "_add_request_to_queue" not in vars(scheduler)
+
+
+def test_nor_is_one_without_open_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_traces, "_propagator", lambda: None)
+    scheduler = Scheduler(enable_trace=True)
     RequestTraces().wrap(MethodPatches(), scheduler, Observer())  # type: ignore[arg-type]
     assert "_add_request_to_queue" not in vars(scheduler)
