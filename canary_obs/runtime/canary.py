@@ -155,7 +155,7 @@ class CanaryRuntime(SlotHooks):
         self._faults.guard(ObserverPart.DRILL, self.drill.close)
         self._scheduler.settle_at_rest()
         self._adapter.detach()
-        self._announcements.loads.close(5.0)
+        self._faults.guard(ObserverPart.ANNOUNCE, self._announcements.loads.close, 5.0)
         self.delivery.drain(5.0)
         report = self.swa.report, self.step, self.counter_reader.sample
         self._faults.guard(ObserverPart.SWA_DIVERGENCE, *report)

@@ -34,16 +34,6 @@ class _Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
-    """A load under way."""
-
-    slots: Tensor  # int64 [blocks, size]
-    old: Tensor  # int64 [blocks, size, RECORD_WORDS]: what was known of these slots before it
-    identities: Tensor | None  # int64 [blocks, size, 2]: IDENTITY and CHAIN of COMPLETE records
-    expected: _Expected | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Early:
     """What was hashed and weighed before the load was reported."""
 
@@ -51,12 +41,22 @@ class _Early:
     done: torch.Event | None  # None = it is over
 
 
+@dataclass(slots=True, kw_only=True)
+class _Begun:
+    """A load under way."""
+
+    slots: Tensor  # int64 [blocks, size]
+    old: Tensor  # int64 [blocks, size, RECORD_WORDS]: what was known of these slots before it
+    identities: Tensor | None  # int64 [blocks, size, 2]: IDENTITY and CHAIN of COMPLETE records
+    expected: _Expected | None
+    early: _Early | None = None
+
+
 class Loads:
     """The loads under way, by name and group. Launches only."""
 
     def __init__(self, state: DeviceState, history: SlotHistory) -> None:
         self._state, self._history = state, history
-        self._early: dict[tuple[str, str], _Early] = {}
         device = state.clock.device
         # What is launched there waits for copies, which nothing else should.
         self._stream = torch.Stream(device) if device.type == "cuda" else None
@@ -72,7 +72,6 @@ class Loads:
         slots = uploaded(blocks.slots, device)  # what has not arrived is taken out
         flat = slots.flatten()
         identities = _identities(blocks)
-        self._early.pop((load, name), None)
         self._begun[load, name] = begun = _Begun(
             slots=slots,
             old=_records_of(group, blocks.slots, flat).view(*slots.shape, layout.RECORD_WORDS),
@@ -83,18 +82,18 @@ class Loads:
         self._history.record_announcement(SlotEventKind.AWAITED, group, flat, step)
         checked = group.plan.coverage is not layout.RealData.NONE and begun.identities is not None
         if blocks.copied and checked and begun.expected is not None:
-            self._early[load, name] = self._weigh_early(group, begun, begun.expected, blocks.copied)
+            begun.early = self._weigh_early(group, begun, begun.expected, blocks.copied)
 
     def end(self, load: str, name: str, arrived: ArrivedBlocks, step: int) -> None:
         """Judge the slots that have arrived; those that equal what was sent are COMPLETE from now on.
 
         The others get a baseline. What has not arrived stays AWAITED. Nothing if the load was not begun.
         """
-        begun, early = self._begun.pop((load, name), None), self._early.pop((load, name), None)
+        begun = self._begun.pop((load, name), None)
         if begun is None:
             return
         (group,) = self._state.named((name,))
-        expected = begun.expected
+        expected, early = begun.expected, begun.early
         if expected is None or expected.arrived is not arrived:
             expected, early = _expected(arrived, group.memory.device), None
         checked = group.plan.coverage is not layout.RealData.NONE
@@ -118,7 +117,6 @@ class Loads:
         """This load has failed: what lies in its slots is nothing, and must be written before it is read."""
         for key in [key for key in self._begun if key[0] == load]:
             (group,) = self._state.named((key[1],))
-            self._early.pop(key, None)
             slots = self._begun.pop(key).slots.flatten()
             group.forget(slots)
             self._history.record_announcement(SlotEventKind.INVALIDATED, group, slots, step)
@@ -127,14 +125,20 @@ class Loads:
         """Nobody will report on this load any more."""
         for key in [key for key in self._begun if key[0] == load]:
             del self._begun[key]
-            self._early.pop(key, None)
 
     def close(self, seconds: float) -> None:
-        """Wait, so long at most, for what still reads the engine's memory, which may be given up then."""
+        """Wait for what still reads the engine's memory, which may be given up then.
+
+        Raises TimeoutError if it has not ended after so many seconds.
+        """
         self._begun.clear()
-        self._early.clear()
         deadline = time.monotonic() + seconds
-        while self._last is not None and not self._last.query() and time.monotonic() < deadline:
+        while self._last is not None and not self._last.query():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"a load is still to be hashed after {seconds} s; the rule is that nothing reads the KV "
+                    "cache of an engine that was detached from; see what the connector's copy waits for"
+                )
             time.sleep(_POLL_SECONDS)
 
     def _weigh_early(

@@ -11,7 +11,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 def taken_before(patches: MethodPatches) -> set[tuple[str, str]]:
     """Class and name of each wrapped method that something holds as it was, other than its wrapper.
 
-    A wrapper holds it in a cell of its closure, the engine in an attribute or a collection.
+    A wrapper holds it in a cell of its closure. What an engine's own closure holds is not seen.
     """
     gc.collect()
     wrapped = {(id(owner), name): type(owner).__name__ for owner, name, _ in patches._replaced}

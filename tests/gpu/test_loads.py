@@ -42,7 +42,7 @@ def test_the_first_store_and_load_wait_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("flipped", [0, 1])
-def test_a_load_is_hashed_after_its_copy_while_the_forward_before_runs(flipped: int) -> None:
+def test_a_load_is_hashed_after_its_copy_which_nothing_else_waits_for(flipped: int) -> None:
     rig = make_rig(**QUIET)
     ask(rig)
     slots = cached_slots(rig)[: 4 * SIZE]

@@ -9,9 +9,9 @@ _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 _COPIED = _LOADS + "test_when_a_load_is_copied_is_said_if_it_is_known_of_all_of_it"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
-    ("or len(ends) < len(self._ends)", "", _COPIED),
+    ("or len(known) < len(ends)", "", _COPIED),
     ("or not bool((expected.filled > 0).all())", "", _COPIED),
-    ("self._ends, self.copies.ends = self.copies.ends, []", "self._ends = self.copies.ends", _COPIED),
+    ("ends, self.copies.ends = self.copies.ends, []", "ends = self.copies.ends", _COPIED),
     (
         "return tokens.get() if isinstance(tokens, Later) else tokens",
         "return tokens.get()",
@@ -218,8 +218,8 @@ JUDGED = mutants(
     ("expected, early = _expected(", "expected, _ = _expected(", _HASHED),
     ("if blocks.copied and checked", "if False and checked", _HASHED),
     (
-        "and not self._last.query() and",
-        "and False and",
+        "and not self._last.query():",
+        "and False:",
         _JUDGED + "test_detach_waits_for_what_still_reads_the_engines_memory",
     ),
     (

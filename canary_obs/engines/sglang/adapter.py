@@ -94,8 +94,8 @@ class SglangAdapter(EngineAdapter):
             name: group.own_slots for name, group in self._by_name.items() if group.own_slots is not None
         }
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
-        on_device: dict[str, Any] = {"device": self._device, "scheduler": self._scheduler_stream}
-        self._tree = prefix_tree(cache, self.sglang_groups, self._freed, apart, **on_device)
+        where = self._device, self._scheduler_stream
+        self._tree = prefix_tree(cache, self.sglang_groups, self._freed, apart, *where)
         self._trees: DraftTrees | None = None
         if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token

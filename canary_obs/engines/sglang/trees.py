@@ -18,7 +18,7 @@ from canary_obs.engines.toolkit.forward_stream import ForwardStream
 
 def prefix_tree(
     cache: Any, groups: Sequence[SglangGroup], freed: Mapping[str, FreedSlots], apart: Mapping[str, SlotMap],
-    *, device: torch.device, scheduler: ForwardStream,
+    device: torch.device, scheduler: ForwardStream,
 ) -> PrefixTree:  # fmt: skip
     """What sweeps read. `apart`: slots of groups that have their own; the rest as in NodeTree."""
     if hasattr(cache, "tree_core"):  # only the newer tree has one

@@ -55,7 +55,6 @@ class ConnectorLoads:
         self.failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
-        self._ends: Sequence[torch.Event | None] = ()  # of the jobs of the loads that begin
         # By request that waits and group: what is to arrive.
         self._expected: dict[str, dict[str, _Expected]] = {}
         self._sizes = {group.number: group.block_size for group in groups}
@@ -95,7 +94,7 @@ class ConnectorLoads:
         for request, loads in _by_request(started).items():
             self._forget_copies(loads)
             if request in computed:
-                self._begin(request, loads, _given(tokens.get(request)), observer, waits=False)
+                self._begin(request, loads, _given(tokens.get(request)), observer)
                 self.loaded_from[request] = self._first_token(loads)
                 self.landing[request] = loads, computed[request]
             else:
@@ -114,15 +113,15 @@ class ConnectorLoads:
         A GPU makes the copies meanwhile. No forward reads or writes their blocks before they are reported.
         """
         due, self._due = self._due, []
-        self._ends, self.copies.ends = self.copies.ends, []
+        ends, self.copies.ends = self.copies.ends, []
         for request, loads, tokens in due:
-            self._begin(request, loads, _given(tokens), observer, waits=True)
+            self._begin(request, loads, _given(tokens), observer, ends)
 
     def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
         """The step that has begun writes these blocks again, which were found in the prefix cache."""
         self._compare_before(blocks, observer)
         self._forget_copies(blocks)
-        self._begin(load, blocks, tokens, observer, waits=False)
+        self._begin(load, blocks, tokens, observer)
         self.landing[load] = list(blocks), len(tokens) // 4  # int32
 
     def end_step(self, observer: Observer) -> None:
@@ -177,12 +176,14 @@ class ConnectorLoads:
                 yield group, own
 
     def _begin(
-        self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer, *, waits: bool
-    ) -> None:
+        self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer,
+        ends: Sequence[torch.Event | None] | None = None,
+    ) -> None:  # fmt: skip
+        """`ends`: of the jobs that copy the loads that begin; None = the forward loads it."""
         for group, own in self._by_group(loads):
             rows = rows_of(own, group)
-            expected = self._expect(request, group, rows) if waits else None
-            blocks = loaded_blocks(rows, group, tokens, expected, self._copied(expected))
+            expected = None if ends is None else self._expect(request, group, rows)
+            blocks = loaded_blocks(rows, group, tokens, expected, _copied(expected, ends or ()))
             # Whatever another of vLLM's groups kept in these blocks is overwritten as well. Layers of a draft
             # are in the target's group, and have memory of their own.
             for other in self._groups:
@@ -197,13 +198,6 @@ class ConnectorLoads:
         expected = _Expected(sent, self.copies.puts, arrived)
         self._expected.setdefault(request, {})[group.view.name] = expected
         return arrived if sent.counts.any() else None
-
-    def _copied(self, expected: ArrivedBlocks | None) -> Sequence[torch.Event]:
-        """After these the load is there: each of its blocks is in a job of which that is known."""
-        ends = [end for end in self._ends if end is not None]
-        if expected is None or len(ends) < len(self._ends) or not bool((expected.filled > 0).all()):
-            return ()
-        return ends
 
     def _end(
         self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer
@@ -234,6 +228,14 @@ class ConnectorLoads:
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
         return min(first_token(load, self._sizes[load.group]) for load in loads if load.group in self._sizes)
+
+
+def _copied(expected: ArrivedBlocks | None, ends: Sequence[torch.Event | None]) -> Sequence[torch.Event]:
+    """After these the load is there: each of its blocks is in a job of which that is known."""
+    known = [end for end in ends if end is not None]
+    if expected is None or len(known) < len(ends) or not bool((expected.filled > 0).all()):
+        return ()
+    return known
 
 
 def _given(tokens: LaterTokens) -> bytes | None:

@@ -132,7 +132,7 @@ class OffloadRecords:
             self._observer.requests_changed(ChangedRequests(stored=self._unknown(unnamed) or stored))
 
     def _load(self, job: int, device: Any, tier: Any) -> None:
-        self._copies.ends.append(None if self._worker is None else end_of(self._worker, job))
+        self._copies.ends.append(end_of(self._worker, job))
         self._keep_stores()
         parts, unnamed = self._parts(job, device, tier)
         loaded = {}
