@@ -29,6 +29,7 @@ from tests.engines.vllm.real.server import wait_until
 # wait, have taken over 150 s on two cores that other work uses, too.
 pytestmark = pytest.mark.timeout(900)
 SECONDS = 400.0
+CHECKS = 5_000
 Start = Callable[..., Any]
 
 
@@ -80,21 +81,27 @@ def service() -> Iterator[tuple[Hub, str, dict[str, str]]]:
 
 
 def assert_protected(hub: Hub) -> None:
-    """Soon: both ranks have said what they are, and each has checked much."""
-    wait_until(lambda: hub.verdict() == (State.OK, ()))
-    assert_checked(hub)
+    """Soon: both ranks have said what they are, and each has checked much.
 
-
-def assert_checked(hub: Hub) -> None:
+    The last snapshot with the checks of these answers may come after the answers.
+    """
+    with suppress(AssertionError):  # what follows says more
+        wait_until(lambda: hub.verdict() == (State.OK, ()) and min(checked(hub)) > CHECKS)
     ranks = hub.ranks()
     assert [rank.identity.rank for rank in ranks] == [0, 1]
+    assert min(checked(hub)) > CHECKS, checked(hub)
     for rank in ranks:
         assert rank.hello is not None
-        assert rank.snapshot is not None
         assert (rank.identity.engine, rank.hello.engine_version) == ("sglang", VERSIONS[-1])
         assert rank.hello.expected_ranks == (0, 1)
-        assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 5_000
+    assert hub.verdict() == (State.OK, ())
     assert hub.violations() == []
+
+
+def checked(hub: Hub) -> list[int]:
+    """Tokens that each rank has read at the head of its forwards, by its last snapshot."""
+    snapshots = [rank.snapshot for rank in hub.ranks()]
+    return [snapshot.groups["full"].verified[Phase.HEAD] if snapshot else 0 for snapshot in snapshots]
 
 
 def test_the_replicas_of_an_engine_are_protected_and_its_answers_stay(
