@@ -86,12 +86,13 @@ class Observer(Protocol):
         """Whether `hit` compares anything: else it need not be called."""
 
     def hit(self, group: str, slots: Tensor) -> None:
-        """Slots (int64 [n], on the CPU) joined a request through the prefix cache.
+        """Slots (int64 [n]) joined a request through the prefix cache.
 
-        The next forward reads them. Their bytes are compared here, so call it when they are there (not for
-        the destinations of copies, which `copied` covers), on the stream that will run the forward, once the
+        On the CPU, or on the engine's device; -1 = one that is named already, or none. The next forward reads
+        them. Their bytes are compared here, so call it when they are there (not for the destinations of
+        copies, which `copied` covers), on the stream that will run the forward, or next to it, once the
         engine has counted that. Earlier than `before_write` is better: the device compares while the host
-        prepares the forward. `EngineAdapter.prefix_hits` counts the same slots.
+        prepares the forward. `EngineAdapter.prefix_hits` counts the same slots, those that are -1 included.
         """
 
     @property

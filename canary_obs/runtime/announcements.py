@@ -37,9 +37,9 @@ class Announcements:
         self.loads = Loads(state, history)
 
     def hit(self, name: str, slots: Tensor, step: int) -> None:
-        """Compare the bytes of slots (int64 [n] on the CPU) that joined a request of the next forward."""
+        """Compare bytes of slots (int64 [n]; -1 = skip) that joined a request of this or the next step."""
         (group,) = self.state.named((name,))
-        self._first_reads.hit(group, slots, step + 1)
+        self._first_reads.hit(group, slots, step)
 
     def copied(self, name: str, source: Tensor, destination: Tensor, step: int) -> None:
         """Copy the records of slots (int64 [n] each); compare the copies before the next forward."""

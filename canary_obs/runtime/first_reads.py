@@ -35,8 +35,12 @@ class FirstReads:
         self.waiting = 0  # all of these: 0 = `take_copied` has nothing to return
 
     def hit(self, group: Group, slots: Tensor, step: int) -> None:
-        """Compare slots (int64 [n] on the CPU) that forward number `step` is the first to read."""
+        """Compare slots (int64 [n]; -1 = skip) that a forward is the first to read.
+
+        Number `step` if that is under way, or else the next one.
+        """
         state = self._state
+        step += not self._account.under_way
         self._account.before_hit(group.name)
         state.owed.compared(group.index, layout.Phase.HIT, slots.shape[0])
         for start in range(0, slots.shape[0], _CHUNK):
@@ -65,7 +69,7 @@ class FirstReads:
         return copied
 
     def _on_device(self, slots: Tensor) -> Tensor:
-        if self._device.type == "cpu":
+        if slots.device.type == self._device.type:
             return slots.contiguous()
         if self._uploads.ready:
             (on_device,) = self._uploads.put(slots)

@@ -53,6 +53,11 @@ class ForwardAccount:
         counts = self._counts()
         return None if counts is None else {name: counts.get(name, 0) for name in self.checked}
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a forward was begun and has not ended."""
+        return bool(self._open)
+
     def begin(self, names: Iterable[str]) -> None:
         """A forward over these groups begins: the engine has counted it, and all others have been shown."""
         counts, begun = self._counts(), self._begun

@@ -21,6 +21,12 @@ COMPARED = mutants(
         _READS + "test_hits_whose_bytes_are_not_compared",
     ),
     ("        self._account.before_hit(group.name)\n", "", _PAST),
+    ("step += not self._account.under_way", "step += 0", _SEEN),
+    (
+        "step += not self._account.under_way",
+        "step += 1",
+        _READS + "test_damage_of_a_hit_that_is_shown_once_the_forward_has_begun",
+    ),
     (
         "self._owed[group.index] += destination.shape[0]",
         "self._owed[group.index] += 0",
@@ -50,7 +56,6 @@ FORWARDS = mutants(
 ANNOUNCED = mutants(
     "canary_obs/runtime/announcements.py",
     ("        self._first_reads.copied(group, destination)\n", "", _COPIES),
-    ("self._first_reads.hit(group, slots, step + 1)", "self._first_reads.hit(group, slots, step)", _SEEN),
 )
 
 ACCOUNT = mutants(
@@ -98,6 +103,29 @@ WINDOW = mutants(
         "self._slots.of[request.slots[request.window_start : request.shared - 1]]",
         _CLEAN,
     ),
+)
+
+_SGLANG = "tests/engines/sglang/test_prefix_hits.py::"
+_CHUNKS = _SGLANG + "test_later_chunks_and_requests_that_decode_are_no_hits"
+_DECODE = _SGLANG + "test_a_decode_servers_own_hits_are_shown_with_the_next_forward"
+SGLANG = mutants(
+    "canary_obs/engines/sglang/prefix_hits.py",
+    ("int(each.extend_batch_idx) == 1", "True", _CHUNKS),
+    (" and id(each) not in decoding", "", _CHUNKS),
+    ("int(batch.prefill_stats.log_hit_tokens)", "0", _CHUNKS),
+    (
+        "max(tokens - group.view.window + 1, 0)",
+        "max(tokens - group.view.window, 0)",
+        _SGLANG + "test_of_each_kind_of_group",
+    ),
+    ("read // group.ratio", "read", _SGLANG + "test_of_each_kind_of_group"),
+    (
+        "group.by_row is None and group.view.sources",
+        "group.by_row is None",
+        _SGLANG + "test_of_each_kind_of_group",
+    ),
+    ("        self._joined += joined\n", "        self._joined = joined\n", _DECODE),
+    ("ordered.masked_fill_(again, -1)", "ordered", _SGLANG + "test_each_slot_once"),
 )
 
 _ADMITTED = "tests/engines/vllm/test_admissions.py::"
@@ -191,4 +219,7 @@ KERNELS = mutants(
     ),
 )
 
-ALL = COMPARED + FORWARDS + ANNOUNCED + ACCOUNT + SETTLED + REFERENCE + WINDOW + ADMISSIONS + VLLM + KERNELS
+ALL = (
+    *COMPARED, *FORWARDS, *ANNOUNCED, *ACCOUNT, *SETTLED, *REFERENCE, *WINDOW, *SGLANG, *ADMISSIONS, *VLLM,
+    *KERNELS,
+)  # fmt: skip

@@ -86,6 +86,28 @@ def test_damage_of_a_hit_is_seen_in_the_step_that_reads_it(make_rig, announced, 
     assert {(row.reason, row.step) for row in seen} == {(Reason.KV_DATA, step)}
 
 
+def test_damage_of_a_hit_that_is_shown_once_the_forward_has_begun(make_rig, announced, monkeypatch) -> None:
+    link = OneThreadLink(capacity=1 << 12)
+    rig = make_rig(link=link, **QUIET)
+    ask(rig)
+    ask(rig)
+    slots = torch.tensor(announced["full"])
+    address = locate_byte(rig.canary.state.by_name["full"].view.sources[-1], int(slots[-1]), 0)
+    launched, begun = rig.canary.forward_launched, []
+
+    def shown_late(view) -> None:
+        begun.append(rig.canary.step)
+        address.flip(4)
+        rig.canary.hit("full", slots)
+        address.flip(4)
+        launched(view)
+
+    monkeypatch.setattr(rig.canary, "forward_launched", shown_late)
+    ask(rig, 1)
+    seen = [(row.phase, row.reason, row.slot, row.step) for row in violations(rig, link)]
+    assert seen == [(Phase.HIT, Reason.KV_DATA, int(slots[-1]), begun[0])]
+
+
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_a_damaged_record_of_a_hit(make_rig, announced, backend: str) -> None:
     link = OneThreadLink(capacity=1 << 12)

@@ -23,7 +23,9 @@ from canary_obs.engines.sglang.hierarchical_cache import HierarchicalCache
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.physical_slots import covers_last, is_unified, physical_slots
+from canary_obs.engines.sglang.prefix_hits import PrefixHits
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
+from canary_obs.engines.sglang.request_rows import row_of
 from canary_obs.engines.sglang.request_traces import RequestTraces
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
@@ -40,7 +42,7 @@ from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
 from canary_obs.engines.sglang.trees import prefix_tree
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
-from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
+from canary_obs.engines.sglang.untried import ROLES, untried_hits, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.sglang.window_count import WindowCount
 from canary_obs.engines.sglang.window_slots import WindowSlots
@@ -72,8 +74,8 @@ class SglangAdapter(EngineAdapter):
         self._concurrent = concurrent(self._device)
         given = settings_of(scheduler), self.runner.token_to_kv_pool
         self.untried = untried_pair(*given)
-        if self.untried is None and self._concurrent:
-            self.untried = untried_on_gpus(*given, scheduler.tree_cache)
+        if self._concurrent:
+            self.untried = self.untried or untried_on_gpus(*given, scheduler.tree_cache)
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(
@@ -115,6 +117,7 @@ class SglangAdapter(EngineAdapter):
         self.host_tier: HostTier | HierarchicalCache | None = None
         self.transfer: TransferHooks | None = None  # of a server that prefills or decodes only
         self.retracted: RetractedCopies | None = None
+        self._hits = PrefixHits(self.runner, self.sglang_groups)
         self._totals = 0, 0  # empty batches and requests, before detach
         self._traces = RequestTraces()
 
@@ -177,8 +180,11 @@ class SglangAdapter(EngineAdapter):
 
     def requests_scheduled(self) -> int:
         """By the batches that the scheduler ran."""
-        _, requests = self._counted
-        return requests
+        return self._counted[1]
+
+    def prefix_hits(self) -> dict[str, int]:
+        """By the scheduler's count when it admits requests."""
+        return self._hits.counted
 
     def window_tokens(self) -> WindowTokens | None:
         """Live tokens by the allocators' free pages and the mapping between their slots."""
@@ -214,12 +220,16 @@ class SglangAdapter(EngineAdapter):
     def attach(self, observer: Observer) -> None:
         """Set attributes of the instances, and look whether the engine will find them."""
         controller = host_controller(self.scheduler)
+        hits = self._hits if observer.compares_hits else None
+        if hits is not None:
+            hits.wrap(self._patches, self.scheduler, observer)
+            self.untried = self.untried or (untried_hits() if self._concurrent else None)
         if self._concurrent:
             forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
             early = EarlyStream(self._device, self._scheduler_stream, (forward, side))
             streams = Streams(forward, side, self._scheduler_stream, early)
             assert isinstance(self._views, DeviceViews)
-            checks = StreamHooks(self.scheduler, self._views, observer, streams)
+            checks = StreamHooks(self.scheduler, self._views, observer, streams, hits)
             hooks: StepHooks = checks
             if controller is not None:
                 self.host_tier = HierarchicalCache(controller, observer, checks, self._device)
@@ -232,7 +242,7 @@ class SglangAdapter(EngineAdapter):
             if settings_of(self.scheduler).speculative_algorithm is not None:
                 speculation = Speculation(self.scheduler, observer, self._trees, self._views)
                 speculation.wrap(self._patches)
-            hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation)
+            hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation, hits=hits)
         self._hooks = hooks
         hooks.empty_batches, hooks.requests = self._totals
         for freed in dict.fromkeys(self._freed.values()):
@@ -247,8 +257,7 @@ class SglangAdapter(EngineAdapter):
         if settings_of(self.scheduler).disaggregation_mode in ROLES:
             self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
             self.transfer.wrap(self._patches)
-            allocator = self.runner.token_to_kv_pool_allocator
-            self.retracted = RetractedCopies(allocator, self._by_name, observer)
+            self.retracted = RetractedCopies(self.runner.token_to_kv_pool_allocator, self._by_name, observer)
             self.retracted.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         if STATE in self._by_name:
@@ -289,12 +298,3 @@ class SglangAdapter(EngineAdapter):
 def concurrent(device: torch.device) -> bool:
     """Whether forwards on this device go on after their launch."""
     return device.type == "cuda"
-
-
-def row_of(request: Any) -> int | None:
-    """The request's row in the request table; None = it has none, and no KV."""
-    kv = request.kv
-    if hasattr(kv, "holds_kv"):
-        return kv.req_pool_idx if kv.holds_kv else None
-    # SGLang 0.5.16
-    return None if kv is None else request.req_pool_idx

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.built_view import built_view
+from canary_obs.engines.sglang.prefix_hits import PrefixHits
 from canary_obs.engines.sglang.speculation import Speculation
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.shown_forward import shown_forward
@@ -31,7 +32,7 @@ class StepHooks:
     """Calls the observer around each batch of one scheduler, in this order:
 
         run_batch is called         the batch and its requests are counted
-            forward is called       before_forward, with all checks that precede the forward
+            forward is called       hit, then before_forward, with all checks that precede the forward
             forward returns         after_forward
         run_batch returns           after_step
 
@@ -45,8 +46,10 @@ class StepHooks:
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
+        hits: PrefixHits | None = None,
     ) -> None:
-        self.speculation = speculation
+        """`hits`: None = prefix hits are not compared."""
+        self.speculation, self._hits = speculation, hits
         self._scheduler, self._views, self._observer, self._clock = scheduler, views, observer, clock
         self._requests: Sequence[Any] = ()  # of the batch under way
         self.launching = False  # a batch
@@ -80,6 +83,8 @@ class StepHooks:
             else:
                 self._requests = batch.reqs
                 self.requests += len(batch.reqs)
+                if self._hits is not None:
+                    guarded(self._observer, "step_view", self._hits.admit, batch)
             self.launching = True
             try:
                 if not empty and self.speculation is not None:
@@ -100,9 +105,17 @@ class StepHooks:
         """Wraps the model runner's `forward`."""
 
         def view_of(batch: Any) -> StepView | None:
-            return None if batch.forward_mode.is_idle() else self._view(batch)
+            if batch.forward_mode.is_idle():
+                return None
+            self.compare_hits()
+            return self._view(batch)
 
         return shown_forward(original, view_of, self._observer)
+
+    def compare_hits(self) -> None:
+        """Have the bytes compared that requests of the batch under way found in the prefix cache."""
+        if self._hits is not None and self._hits.waiting:
+            guarded(self._observer, "step_view", self._hits.show, self._observer)
 
     def around_on_idle(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the scheduler's `on_idle`, which may sleep."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.built_view import built_view
+from canary_obs.engines.sglang.prefix_hits import PrefixHits
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.toolkit.check_stream import CheckStream
 from canary_obs.engines.toolkit.early_stream import EarlyStream
@@ -61,8 +62,16 @@ class StreamHooks(StepHooks):
     changes anything read there. after_step and idle work follow the checks.
     """
 
-    def __init__(self, scheduler: Any, views: RepeatingViews, observer: Observer, streams: Streams) -> None:
-        super().__init__(scheduler, views, observer)
+    def __init__(
+        self,
+        scheduler: Any,
+        views: RepeatingViews,
+        observer: Observer,
+        streams: Streams,
+        hits: PrefixHits | None = None,
+    ) -> None:
+        """`hits`: None = prefix hits are not compared."""
+        super().__init__(scheduler, views, observer, hits=hits)
         self._device_views, self._streams = views, streams
         self.arrive: Callable[[], None] = _nothing  # compares what was loaded from the host
         self._chosen = CheckStream(streams.forward, streams.side)
@@ -194,7 +203,7 @@ class StreamHooks(StepHooks):
     def _in_line(self, view: StepView, run: Callable[[], Any]) -> Any:
         self._next_to_in_a_row = 0
         result = self._run(view, run)
-        self.arrive()
+        self._compare_read()
         self._observer.forward_launched(view)
         self._observer.after_forward(view)
         return result
@@ -206,7 +215,7 @@ class StreamHooks(StepHooks):
         result = self._run(view, run)
         if repeated:  # soon launched as one (`Replays`): both checks wait for the forward
             with side.after_all:
-                self.arrive()
+                self._compare_read()
                 observer.forward_launched(view)
                 observer.after_forward(view)
                 early.checked()
@@ -219,8 +228,13 @@ class StreamHooks(StepHooks):
         self._count_next_to()
         return result
 
-    def _check_after_mark(self, view: StepView) -> None:
+    def _compare_read(self) -> None:
+        """What the forward reads first: loads and prefix hits."""
         self.arrive()
+        self.compare_hits()
+
+    def _check_after_mark(self, view: StepView) -> None:
+        self._compare_read()
         self._observer.forward_launched(view)
         self._streams.side.wait_launched()
         self._observer.after_forward(view)

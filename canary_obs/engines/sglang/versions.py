@@ -63,6 +63,9 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req",)},
         "sglang.srt.disaggregation.decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
         "sglang.srt.disaggregation.decode:DecodePreallocQueue": {"_pre_alloc": ("req",)},
+        "sglang.srt.disaggregation.decode:SchedulerDisaggregationDecodeMixin": {
+            "get_new_prebuilt_batch": ("running_batch",)
+        },
     },
 }  # fmt: skip
 

@@ -75,6 +75,35 @@ def test_a_batch() -> None:
     assert engine.observer.overhead["adapter"] > 0.0
 
 
+class Hits:
+    """Prefix hits of the next batch."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls, self.waiting = calls, False
+
+    def admit(self, batch: Any) -> None:
+        self.calls.append("admit")
+        self.waiting = True
+
+    def show(self, observer: Observer) -> None:
+        self.calls.append("hits")
+        self.waiting = False
+
+
+def test_prefix_hits_are_shown_once_before_the_forward() -> None:
+    engine = Engine()
+    calls = engine.observer.calls
+    engine.hooks._hits = Hits(calls)  # type: ignore[assignment]
+    engine.run_batch(mode(idle=True))
+    assert calls == ["forward"]
+    calls.clear()
+    engine.run_batch(mode(idle=False))
+    assert calls[:4] == ["admit", "hits", "before_forward a+b", "forward"]
+    calls.clear()
+    engine.forward(mode(idle=False))
+    assert calls[:2] == ["before_forward ", "forward"]
+
+
 def test_a_batch_without_tokens_is_counted_and_not_shown() -> None:
     engine = Engine()
     assert engine.run_batch(mode(idle=True)) == "logits"

@@ -9,7 +9,7 @@ import pytest
 
 from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
 from canary_obs.engines.toolkit.check_stream import STEPS_PER_QUERY
-from tests.engines.sglang.test_step_hooks import Engine, Views, mode
+from tests.engines.sglang.test_step_hooks import Engine, Hits, Views, mode
 
 
 class Recorded:
@@ -124,6 +124,15 @@ def test_checks_follow_the_launch_on_a_stream_of_their_own(engine: Any) -> None:
     assert run(engine, "a") == aside("a")
     assert engine.observer.calls[:2] == ["scheduler remember", "forward remember"]
     assert run(engine, "b new") == ["side join", *aside("b new")]
+
+
+def test_prefix_hits_are_shown_after_loads_where_the_forward_is_checked(engine: Any) -> None:
+    calls = engine.observer.calls
+    engine.hooks._hits, engine.hooks.arrive = Hits(calls), lambda: calls.append("arrive")
+    expected = prompt("a")
+    place = expected.index("forward_launched a")
+    expected[place:place] = ["arrive", "hits"]
+    assert run(engine, "a", decodes=False) == ["admit", *expected]
 
 
 def test_drafts_are_shown_before_their_launch(engine: Any) -> None:

@@ -52,6 +52,6 @@ REPLAY = Replay(
     ),
     rig="sglang_storage",
     perform=perform,
-    finds=("tail kv_data full",),
+    finds=("hit kv_data full", "tail kv_data full"),
     steps=2,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from canary_obs.engines.sglang.adapter import row_of
+from canary_obs.engines.sglang.request_rows import row_of
 from canary_obs.vocabulary import Part
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts

@@ -151,7 +151,7 @@ class _Side:
             compared=transfer.compared, without=transfer.without,
             taken_back=sum(each.compared for each in copies),
             taken_back_without=sum(each.without for each in copies), copy_damaged=copy_damaged,
-            prompts=self._prompts, drafts_restored=drafts_restored,
+            prompts=self._prompts, drafts_restored=drafts_restored, hits=rig.adapter.prefix_hits(),
         )  # fmt: skip
         plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
         rig.close()

@@ -70,5 +70,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     taken_back: int  # slots that came back from the host with a record
     taken_back_without: int
     drafts_restored: list[int]  # slots that came back to a server with drafts, those with their drafts' KV
+    hits: dict[str, int]  # tokens found in its own cache, by group
     copy_damaged: list[tuple[str, int]]  # a group's slot that came back from the host damaged
     port: int

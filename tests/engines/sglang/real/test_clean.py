@@ -80,6 +80,7 @@ def test_a_storm(
         assert counters.verified[Phase.SWEEP]
         assert counters.hashed[Phase.SWEEP]
         assert counters.hashed[Phase.PATROL]
+        assert counters.hashed[Phase.HIT] > 200
         assert not any(counters.unverified.values())
     monkeypatch.setenv("KV_CANARY_MODE", "none")
     plain = make_rig(model, **_SMALL, **where)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.sglang import request_traces
-from canary_obs.engines.sglang.adapter import row_of
+from canary_obs.engines.sglang.request_rows import row_of
 from canary_obs.records import Violation
 from canary_obs.vocabulary import Reason
 from tests.engines.sglang.real.planted import DECODED

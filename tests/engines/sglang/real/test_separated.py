@@ -259,8 +259,12 @@ def test_damage_in_a_prefill_servers_host_memory(pairs: Pairs, name: str) -> Non
 
 
 def test_what_a_decode_server_has_cached_is_not_compared_again(pairs: Pairs) -> None:
-    """It is sent all records of a prompt, and the KV of what it lacks."""
+    """It is sent all records of a prompt, and the KV of what it lacks. Its bytes are compared as a hit."""
     (decode,) = pairs.outcomes["own tree"]["decode"]
+    assert decode.hits.keys() == {"full", "swa"}
+    assert min(decode.hits.values()) > 100
+    without = pairs.outcomes["mooncake"]["decode"][0]
+    assert not any(without.hits.values())
     assert decode.compared < decode.prompts * 2 - 500  # of two groups
 
 

@@ -1,0 +1,14 @@
+"""Where a request of SGLang is in the request table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def row_of(request: Any) -> int | None:
+    """The request's row in the request table; None = it has none, and no KV."""
+    kv = request.kv
+    if hasattr(kv, "holds_kv"):
+        return kv.req_pool_idx if kv.holds_kv else None
+    # SGLang 0.5.16
+    return None if kv is None else request.req_pool_idx
