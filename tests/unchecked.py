@@ -24,7 +24,7 @@ import pytest
 
 FOLDER = Path(__file__).parent / "unchecked_ways"
 PAGE = Path(__file__).parents[1] / "docs/architecture.md"
-ENGINES = ("reference", "vLLM V1", "vLLM V2")
+ENGINES = ("reference", "vLLM V1", "vLLM V2", "SGLang")
 LIMIT_SECONDS = 10.0
 _MARKS = "<!-- unchecked ways: begin -->\n", "<!-- unchecked ways: end -->\n"
 
