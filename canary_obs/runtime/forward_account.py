@@ -87,8 +87,16 @@ class ForwardAccount:
 
     def settle(self) -> None:
         """No forward is under way: every one that the engine counted should have been checked."""
+        self._settle(self._counts())
+
+    def settle_at_rest(self) -> None:
+        """The same, on a thread next to the engine's; nothing while a step is under way."""
+        counted = self.counted  # first: a step may begin at any time
+        if not self.in_step():
+            self._settle(counted)
+
+    def _settle(self, counts: Mapping[str, int] | None) -> None:
         self._called = time.monotonic()
-        counts = self._counts()
         if counts is None or counts == self._ended:
             return
         for name, ended in self._ended.items():
@@ -101,12 +109,12 @@ class ForwardAccount:
 
         False = it has to be seen again, because a step may just begin; nothing may be compared until then.
         """
-        counted = self.counted
+        counted = self.counted  # once: the engine may count the next forward at any time
         if counted is not None and counted != self._ended and counted != self._unsettled:
             self._unsettled = counted
             return False
         self._unsettled = None
-        self.settle()
+        self._settle(counted)
         return True
 
     def _correct(self, name: str, difference: int) -> None:

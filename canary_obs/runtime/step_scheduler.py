@@ -119,8 +119,12 @@ class StepScheduler:
 
     def settle_at_rest(self) -> None:
         """The same, of an engine that should have nothing under way."""
-        if self._run.armed and not self._workers.forwards.in_step():
-            self.settle()
+        workers = self._workers
+        if not self._run.armed:
+            return
+        self._faults.or_disarm(self._run, workers.forwards.settle_at_rest)
+        if workers.hits is not None and not workers.forwards.in_step():
+            workers.hits.settle()
 
     def after_forward(self) -> None:
         """Start the copy of the counters that a task has requested. Call after each forward's launches."""

@@ -9,6 +9,16 @@ _NOT_CALLED = _FORWARDS + "test_a_hook_that_is_not_called[llama]"
 
 ACCOUNT = mutants(
     "canary_obs/runtime/forward_account.py",
+    (
+        "        self._settle(counted)\n        return True",
+        "        self.settle()\n        return True",
+        _FORWARDS + "test_a_step_that_begins_within_an_idle_call[settle_idle]",
+    ),
+    (
+        "            self._settle(counted)\n",
+        "            self.settle()\n",
+        _FORWARDS + "test_a_step_that_begins_within_an_idle_call[settle_at_rest]",
+    ),
     ("            self._state.by_name[name].adopt_all()\n", "            pass\n", _NOT_CALLED),
     (
         "if counts is not None and counts.get(name, 0) != begun[name]:",

@@ -219,6 +219,21 @@ def test_a_step_that_begins_while_an_idle_call_looks(make_rig) -> None:
     assert f"{NOT_SHOWN}: full 1" in rig.canary.verdict()[1]
 
 
+@pytest.mark.parametrize("look", ["settle_idle", "settle_at_rest"])
+def test_a_step_that_begins_within_an_idle_call(make_rig, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+    """The engine's thread counts a forward just after another thread has looked."""
+    rig = make_rig()
+    rig.run(20)
+    account = rig.canary.forwards
+    counts = iter([dict(account._ended), {name: count + 1 for name, count in account._ended.items()}])
+    monkeypatch.setattr(account, "_counts", lambda: next(counts, None))
+    getattr(account, look)()
+    monkeypatch.undo()
+    assert account.reasons() == []
+    rig.run(20)
+    assert rig.canary.verdict() == (State.OK, ())
+
+
 def test_slots_are_adopted_before_the_next_forward_is_checked(make_rig) -> None:
     """Without a hook between the two forwards."""
     rig = make_rig(patrol_budget="50%")
