@@ -108,6 +108,7 @@ def run(
         hub = Hub(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
         canary = {"KV_CANARY_MODE": mode, "KV_CANARY_ENDPOINT": endpoint, "KV_CANARY_SWEEP_INTERVAL": "16"}
+        canary["KV_CANARY_VERIFY_ON_HIT"] = "true"
         if group:
             canary |= {"KV_CANARY_PERTURB": perturb(settings), "KV_CANARY_PERTURB_GROUP": group}
             canary["KV_CANARY_PERTURB_ENABLED"] = "true"
@@ -138,7 +139,7 @@ def processes(settings: dict[str, Any]) -> int:
 
 def said(snapshot: Snapshot) -> dict[str, Any]:
     """What a rank has checked and found."""
-    phases = Phase.HEAD, Phase.SWEEP, Phase.PATROL
+    phases = Phase.HEAD, Phase.HIT, Phase.SWEEP, Phase.PATROL
     return {
         "device": snapshot.identity.device,
         "state": snapshot.state.value,

@@ -141,7 +141,8 @@ def test_it_is_operated_by_commands_and_a_dead_worker_is_seen(
     monkeypatch.setenv("KV_CANARY_ENDPOINT", f"ipc://{pod.path('/run/canary')}/socket/service.sock")
     cli = CommandLine(capsys.readouterr)
     operate_while_all_is_well(cli, 2, str(tokens / "drills"))
-    wait_until(lambda: ask(0) or any(rank["state"] == "violated" for rank in ranks()))
+    # It comes after WARMUP steps, 100 of which are one request.
+    wait_until(lambda: ask(0) or any(rank["state"] == "violated" for rank in ranks()), 240.0)
     operate_on_an_incident(cli)
 
     os.kill(seen[1]["identity"]["pid"], signal.SIGKILL)
