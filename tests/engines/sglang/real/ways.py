@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,17 +51,10 @@ def forwards(rig: Rig) -> Ways:
     }  # fmt: skip
 
 
-class _without_hooks(AbstractContextManager[None]):  # noqa: N801 - a context manager
-    def __init__(self, rig: Rig) -> None:
-        self._parts = [without(rig.scheduler, "run_batch"), without(rig.runner, "forward")]
-
-    def __enter__(self) -> None:
-        for part in self._parts:
-            part.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        for part in self._parts:
-            part.__exit__(*raised)
+@contextmanager
+def _without_hooks(rig: Rig) -> Iterator[None]:
+    with without(rig.scheduler, "run_batch"), without(rig.runner, "forward"):
+        yield
 
 
 def tokens(rig: Rig) -> Ways:
