@@ -124,6 +124,11 @@ SGLANG = mutants(
         "group.by_row is None",
         _SGLANG + "test_of_each_kind_of_group",
     ),
+    (
+        "            self._count_missed(batch.reqs)\n",
+        "            pass\n",
+        _SGLANG + "test_a_decode_servers_request_that_nobody_saw_come_is_counted_once",
+    ),
     ("        self._joined += joined\n", "        self._joined = joined\n", _DECODE),
     ("ordered.masked_fill_(again, -1)", "ordered", _SGLANG + "test_each_slot_once"),
 )

@@ -17,6 +17,8 @@ from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
+_CAME = "_kv_canary_came"  # of a decode server's request: its hits were counted
+
 
 class PrefixHits:
     """Follows the batches of one scheduler. Hits are the tokens that a request has before its first chunk.
@@ -32,6 +34,7 @@ class PrefixHits:
         self.counted = {group.view.name: 0 for group in groups}
         self._groups = [group for group in groups if group.by_row is None and group.view.sources]
         self._joined: list[tuple[int, int]] = []  # of the forward to come: row of a request, and its tokens
+        self._decodes = False  # whether requests come from another server
 
     @property
     def waiting(self) -> bool:
@@ -40,6 +43,8 @@ class PrefixHits:
 
     def admit(self, batch: Any) -> None:
         """Count the hits of a batch that is about to run."""
+        if self._decodes:
+            self._count_missed(batch.reqs)
         if batch.forward_mode.name not in EXTENDING:
             return
         decoding = {id(request) for request in batch.decoding_reqs or ()}
@@ -55,6 +60,9 @@ class PrefixHits:
         """
         if settings_of(scheduler).disaggregation_mode != "decode":
             return
+        self._decodes = True
+        for request in scheduler.running_batch.reqs:
+            vars(request)[_CAME] = True
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
             def get_new_prebuilt_batch(*given: Any, **named: Any) -> Any:
@@ -68,9 +76,19 @@ class PrefixHits:
         patches.wrap(scheduler, "get_new_prebuilt_batch", around)
 
     def _come(self, batch: Any) -> None:
+        for request in batch.reqs:
+            vars(request)[_CAME] = True
         joined = _found(zip(batch.reqs, batch.prefix_lens, strict=True))
         self._joined += joined
         self._count(joined, sum(tokens for _, tokens in joined))
+
+    def _count_missed(self, requests: Sequence[Any]) -> None:
+        """Those that came past `_come` have read what nobody has shown: at most what they have by now."""
+        missed = [request for request in requests if _CAME not in vars(request)]
+        found = [(0, _prefix_of(request)) for request in missed]
+        self._count(found, sum(tokens for _, tokens in found))
+        for request in missed:
+            vars(request)[_CAME] = True
 
     def _count(self, joined: Sequence[tuple[int, int]], tokens: int) -> None:
         """`tokens`: of all that have joined, from their first one on."""
@@ -96,6 +114,13 @@ def _found(requests: Iterable[tuple[Any, int]]) -> list[tuple[int, int]]:
     """The rows and tokens of those that have some."""
     found = [(row_of(request), int(tokens)) for request, tokens in requests if tokens]
     return [(row, tokens) for row, tokens in found if row is not None]
+
+
+def _prefix_of(request: Any) -> int:
+    """Tokens of it that are cached."""
+    return (
+        int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
+    )  # 0.5.16
 
 
 def _first_read(group: SglangGroup, tokens: int) -> int:

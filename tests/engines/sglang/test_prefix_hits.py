@@ -106,6 +106,7 @@ class DecodeServer:
 
     def __init__(self, *batches: Any) -> None:
         self.server_args = SimpleNamespace(disaggregation_mode="decode")
+        self.running_batch = SimpleNamespace(reqs=[])
         self.batches = [*batches]
 
     def get_new_prebuilt_batch(self, running_batch: Any) -> Any:
@@ -119,12 +120,24 @@ def test_a_decode_servers_own_hits_are_shown_with_the_next_forward() -> None:
     server: Any = DecodeServer(come[0], None, *come[1:])
     found.wrap(patches, server, object())  # type: ignore[arg-type]
     assert [server.get_new_prebuilt_batch("running") for _ in range(4)] == [come[0], None, *come[1:]]
-    found.admit(batch((request(1), 8), found=99, mode="DECODE"))
+    found.admit(batch((come[0].reqs[0], 8), found=99, mode="DECODE"))
     found.show(shown := Shown())  # type: ignore[arg-type]
     assert shown.slots["full"] == [*range(101, 108), 301, 302]
     assert found.counted == {"full": 9, "swa": 3 + 2}
     patches.restore()
     assert "get_new_prebuilt_batch" not in vars(server)
+
+
+def test_a_decode_servers_request_that_nobody_saw_come_is_counted_once() -> None:
+    """Its hits are then more than were shown. One that was running before is not one of them."""
+    found, server = hits(group("full"), group("swa", window=4, own_slots=WINDOWED)), DecodeServer()
+    before, unseen = request(1), request(2)
+    before.prefix_len, unseen.prefix_indices = 9, torch.arange(7)  # SGLang 0.5.23, and 0.5.16
+    server.running_batch.reqs.append(before)
+    found.wrap(MethodPatches(), server, object())  # type: ignore[arg-type]
+    for _ in range(2):
+        found.admit(batch((before, 0), (unseen, 0), found=0, mode="DECODE"))
+    assert (found.waiting, found.counted) == (False, {"full": 7, "swa": 3})
 
 
 @given(st.lists(st.integers(-1, 20), min_size=1))
