@@ -22,7 +22,7 @@ from tests.unchecked import Report
 NOT_CHECKED = "bytes were not checked"
 
 
-def nothing(*_: object) -> None:
+def nothing(*_: object, **__: object) -> None:
     """A kernel that is not launched."""
 
 

@@ -77,9 +77,9 @@ def copy_not_compared(rig: Rig) -> Iterator[None]:
         scheduler.schedule = schedule
         return output
 
-    def without_hits(*given: Any) -> None:
+    def without_hits(*given: Any, **named: Any) -> None:
         if given[-1] is not layout.Phase.HIT:
-            compare(*given)
+            compare(*given, **named)
 
     scheduler.schedule = with_copy
     with replaced(forward, "compare_slots", without_hits):
@@ -93,6 +93,8 @@ def ways(rig: Rig) -> dict[str, tuple[Callable[[], Any], str]]:
 
     def half(output: Any, loaded_from: Any, observer: Any) -> None:
         class Halved:
+            compares_hits = True
+
             @staticmethod
             def hit(name: str, slots: Any) -> None:
                 observer.hit(name, slots[: slots.shape[0] // 2])
