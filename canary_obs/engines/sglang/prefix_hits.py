@@ -85,6 +85,8 @@ class PrefixHits:
     def _count_missed(self, requests: Sequence[Any]) -> None:
         """Those that came past `_come` have read what nobody has shown: at most what they have by now."""
         missed = [request for request in requests if _CAME not in vars(request)]
+        if not missed:
+            return
         found = [(0, _prefix_of(request)) for request in missed]
         self._count(found, sum(tokens for _, tokens in found))
         for request in missed:
@@ -118,9 +120,10 @@ def _found(requests: Iterable[tuple[Any, int]]) -> list[tuple[int, int]]:
 
 def _prefix_of(request: Any) -> int:
     """Tokens of it that are cached."""
-    return (
-        int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
-    )  # 0.5.16
+    if hasattr(request, "prefix_len"):
+        return int(request.prefix_len)
+    # SGLang 0.5.16
+    return len(request.prefix_indices)
 
 
 def _first_read(group: SglangGroup, tokens: int) -> int:

@@ -11,14 +11,14 @@ from canary_obs.engines.sglang import adapter
 from canary_obs.vocabulary import State
 from tests.engines.sglang.real import ways
 from tests.engines.sglang.real.tiers import PROMPT, TIER, generate, install, push_out, tier
-from tests.engines.vllm.real.forwards import replaced
+from tests.engines.vllm.real.forwards import acknowledge, replaced
 from tests.unchecked import Report
 
 
-def report(found: dict[str, dict[str, Any]], unchecked: Report, kind: str = "") -> None:
+def report(found: dict[str, dict[str, Any]], unchecked: Report) -> None:
     for way, seen in found.items():
         assert seen["accused"] == [], way
-        unchecked(way + kind, "SGLang", seen["verdict"], names=seen["names"], seconds=seen["seconds"])
+        unchecked(way, "SGLang", seen["verdict"], names=seen["names"], seconds=seen["seconds"])
 
 
 @pytest.fixture(params=["of a CPU", "of GPUs"])
@@ -50,7 +50,7 @@ def test_loads_that_are_not_compared(make_rig: Any, unchecked: Report) -> None:
     generate(rig, PROMPT)
     push_out(rig)
     assert rig.settle() == []
-    ways.acknowledge(rig)
+    acknowledge(rig)
     assert rig.canary.verdict() == (State.OK, ())
     with replaced(tier(rig), "_compare", ways.nothing):
         started = time.monotonic()

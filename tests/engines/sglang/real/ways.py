@@ -10,27 +10,22 @@ from typing import Any
 
 import torch
 
-from canary_kernels.layout import Part
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engines.sglang import groups
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler, detach_from_scheduler
 from canary_obs.engines.sglang.speculation import draft_runners
-from canary_obs.records import Acknowledge
 from canary_obs.runtime import first_reads, forward
-from canary_obs.runtime.report.snapshot import current_health_inputs
 from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
-from tests.engines.vllm.real.forwards import replaced, without
+from tests.engines.vllm.real.forwards import NOT_SHOWN, PATIENCE, acknowledge, replaced, without
+from tests.engines.vllm.real.hidden import WAYS as HIDDEN
+from tests.engines.vllm.real.prefix_hits import NOT_COMPARED as HITS_NOT_COMPARED, UNREAD
+from tests.engines.vllm.real.tokens import NOT_CHECKED, NOT_COMPARED
+from tests.engines.vllm.real.walks import COUNTS, LEFT_OUT, part_of
 
-LAYERS, BYTES = "layers with KV in", "of KV bytes protected, target"
-NOT_SHOWN = "forwards were not shown or not checked"
-NOT_GIVEN, NOT_COMPARED = "tokens were not checked", "were not compared with the scheduler's"
-COUNTS, LEFT_OUT = "different slots in the prefix cache, the engine counts", "were left out as evicted"
-HITS, UNREAD = "bytes were not checked: hit comparison, group", "prefix hits were read without"
-PATIENCE = 10.0
 Ways = dict[str, tuple[Callable[[], AbstractContextManager[None]], str]]
 
 
@@ -74,8 +69,8 @@ def tokens(rig: Rig) -> Ways:
 
     found: Ways = {
         "a forward is not given the scheduler's tokens": (
-            lambda: replaced(rig.adapter._views, "build", without_known), NOT_GIVEN),
-        "the tail does not verify": (lambda: replaced(forward, "verify_rows", head_only), NOT_GIVEN),
+            lambda: replaced(rig.adapter._views, "build", without_known), NOT_CHECKED),
+        "the tail does not verify": (lambda: replaced(forward, "verify_rows", head_only), NOT_CHECKED),
     }  # fmt: skip
     if not isinstance(rig.adapter._views, DeviceViews):  # which have the device add each token to the chains
         old = lambda: replaced(RequestChains, "advance", of_long_ago)  # noqa: E731
@@ -106,7 +101,7 @@ def hits(rig: Rig) -> Ways:
 
     return {
         "bytes of prefix hits are not compared": (
-            lambda: replaced(first_reads, "compare_slots", nothing), HITS),
+            lambda: replaced(first_reads, "compare_slots", nothing), HITS_NOT_COMPARED),
         "prefix hits are not shown": (
             lambda: replaced(found, "show", lambda _: found._joined.clear()), UNREAD),
         "half of a prefix hit is not shown": (lambda: replaced(found, "show", half), UNREAD),
@@ -120,13 +115,7 @@ def walks(rig: Rig) -> Ways:
     cached = tree.cached
 
     def part(keep: slice) -> Callable[..., CachedSlots]:
-        def walk(group: str, *, unlocked_only: bool) -> CachedSlots:
-            whole = cached(group, unlocked_only=unlocked_only)
-            return CachedSlots(
-                slots=whole.slots[keep], positions=whole.positions[keep], previous=whole.previous[keep]
-            )
-
-        return walk
+        return lambda group, unlocked_only: part_of(cached(group, unlocked_only=unlocked_only), keep)
 
     return {
         "a sweep's walk yields nothing": (lambda: replaced(tree, "cached", part(slice(0))), COUNTS),
@@ -147,17 +136,7 @@ def hidden(rig: Rig) -> dict[str, dict[str, Any]]:
     """What the adapter does not show of a group's layers: the verdict once the canary has attached anew."""
     view, found = groups._view, dict[str, dict[str, Any]]()
 
-    def without_a_layer(sources: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(source for source in sources if source.layer != sources[0].layer)
-
-    def without_values(sources: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(source for source in sources if source.part is not Part.V)
-
-    ways = {
-        "the adapter hides a layer": (without_a_layer, LAYERS),
-        "the adapter hides V": (without_values, BYTES),
-    }
-    for way, (hide, names) in ways.items():
+    for way, (hide, names) in HIDDEN.items():
 
         def hiding(*given: Any, hide: Any = hide, **named: Any) -> Any:
             shown = view(*given, **named)
@@ -200,8 +179,3 @@ def tried(rig: Rig, ways: Ways, *, sweeps: bool = False) -> dict[str, dict[str, 
         report[way] = {"verdict": verdict, "seconds": seconds, "names": names, "accused": accused}
         acknowledge(rig)
     return report
-
-
-def acknowledge(rig: Rig) -> None:
-    """Leave what was found up to now out of later verdicts."""
-    rig.canary.health.acknowledge(current_health_inputs(rig.canary._sources), Acknowledge())

@@ -16,7 +16,8 @@ from tests.engines.vllm.real.rig import Rig, prompts
 COUNTS, LEFT_OUT = "different slots in the prefix cache, the engine counts", "were left out as evicted"
 
 
-def _part(cached: CachedSlots, keep: slice) -> CachedSlots:
+def part_of(cached: CachedSlots, keep: slice) -> CachedSlots:
+    """These of the cached slots."""
     return CachedSlots(
         slots=cached.slots[keep], positions=cached.positions[keep], previous=cached.previous[keep]
     )
@@ -27,10 +28,10 @@ def walks(rig: Rig) -> dict[str, tuple[str, Callable[..., Any], str]]:
     cache = rig.adapter.cached_blocks
 
     def nothing(group: str) -> CachedWalk:
-        return WholeWalk(_part(cache.cached(group, unlocked_only=False), slice(0)))
+        return WholeWalk(part_of(cache.cached(group, unlocked_only=False), slice(0)))
 
     def half(group: str) -> CachedWalk:
-        return WholeWalk(_part(cache.cached(group, unlocked_only=False), slice(None, None, 2)))
+        return WholeWalk(part_of(cache.cached(group, unlocked_only=False), slice(None, None, 2)))
 
     def gone(group: str, slots: Any) -> Any:
         return slots < 0
