@@ -42,7 +42,7 @@ from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
 from canary_obs.engines.sglang.trees import prefix_tree
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
-from canary_obs.engines.sglang.untried import ROLES, untried_hits, untried_on_gpus, untried_pair
+from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.sglang.window_count import WindowCount
 from canary_obs.engines.sglang.window_slots import WindowSlots
@@ -223,7 +223,6 @@ class SglangAdapter(EngineAdapter):
         hits = self._hits if observer.compares_hits else None
         if hits is not None:
             hits.wrap(self._patches, self.scheduler, observer)
-            self.untried = self.untried or (untried_hits() if self._concurrent else None)
         if self._concurrent:
             forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
             early = EarlyStream(self._device, self._scheduler_stream, (forward, side))

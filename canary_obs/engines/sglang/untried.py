@@ -90,11 +90,6 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     return None
 
 
-def untried_hits() -> str | None:
-    """What is said on GPUs where prefix hits are compared."""
-    return "SGLang on GPUs with KV_CANARY_VERIFY_ON_HIT: it was run on a CPU"
-
-
 def _untried_drafts(
     arguments: Any, algorithm: str, held: str, cache: str, ranks: Mapping[str, object]
 ) -> str | None:

@@ -25,14 +25,6 @@ else:
     stand_ins.install()
 
 
-@pytest.fixture(autouse=True)
-def _hits_with_the_hooks_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a CPU's engine has these hooks, its state is to say what else it finds."""
-    from canary_obs.engines.sglang import adapter
-
-    monkeypatch.setattr(adapter, "untried_hits", lambda: None)
-
-
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     from sglang.srt.plugins import load_plugins

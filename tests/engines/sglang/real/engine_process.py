@@ -28,7 +28,6 @@ def main(model: str, result: str, rounds: str, settings: str) -> None:
         return
     if given.pop("gpus_hooks", False):
         adapter.concurrent = lambda device: True
-        adapter.untried_hits = lambda: None
     if given.get("enable_dp_attention"):
         streams.install()
         attention()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.sglang import adapter, limits, plugin, scheduler_canary, versions
+from canary_obs.engines.sglang import limits, plugin, scheduler_canary, versions
 from canary_obs.engines.sglang.scheduler_canary import canary_of
-from canary_obs.engines.sglang.untried import untried_hits
 from canary_obs.vocabulary import State
 from tests.engines.sglang.real.refused import assert_told, web_service
 from tests.engines.sglang.real.rig import Rig
@@ -185,18 +184,3 @@ def test_a_cache_that_takes_too_long_to_walk(make_rig: Any, monkeypatch: pytest.
     rig.adapter.prefix_cache._seconds_per_slot.extend((1.0, 1.0))
     rig.idle_until(lambda: states(rig)[0] is State.DEGRADED)
     assert "would hold up the scheduler" in states(rig)[1]
-
-
-def test_prefix_hits_with_the_hooks_of_gpus_were_not_tried(
-    make_rig: Any, reason: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which turns out while the canary attaches."""
-    monkeypatch.setattr(adapter, "untried_hits", untried_hits)
-    monkeypatch.setattr(adapter, "concurrent", lambda device: True)
-    rig = make_rig()
-    rig.generate(prompts(2), 4)
-    state, text = states(rig)
-    assert state is State.DEGRADED
-    assert "KV_CANARY_VERIFY_ON_HIT: it was run on a CPU" in text
-    monkeypatch.setenv("KV_CANARY_UNTRIED_ENGINE", "refuse")
-    assert "KV_CANARY_UNTRIED_ENGINE=refuse" in reason()
