@@ -16,7 +16,7 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, Wind
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
-from canary_obs.engines.sglang.disaggregation import TransferHooks, draft_groups, found_groups
+from canary_obs.engines.sglang.disaggregation import TransferHooks
 from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
 from canary_obs.engines.sglang.hierarchical_cache import HierarchicalCache
@@ -36,21 +36,21 @@ from canary_obs.engines.sglang.speculation import (
     drafts_left_out,
     drafts_trees,
 )
+from canary_obs.engines.sglang.spliced_buffers import draft_groups, found_groups
 from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
-from canary_obs.engines.sglang.stream_hooks import StreamHooks, Streams
+from canary_obs.engines.sglang.stream_hooks import StreamHooks, streams_of
+from canary_obs.engines.sglang.transfer_order import StreamOrder, TransferOrder
 from canary_obs.engines.sglang.trees import prefix_tree
 from canary_obs.engines.sglang.unified_memory import UnifiedMemory
 from canary_obs.engines.sglang.untried import ROLES, untried_on_gpus, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.sglang.window_count import WindowCount
 from canary_obs.engines.sglang.window_slots import WindowSlots
-from canary_obs.engines.toolkit.early_stream import EarlyStream
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
-from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -224,12 +224,10 @@ class SglangAdapter(EngineAdapter):
         if hits is not None:
             hits.wrap(self._patches, self.scheduler, observer)
         if self._concurrent:
-            forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
-            early = EarlyStream(self._device, self._scheduler_stream, (forward, side))
-            streams = Streams(forward, side, self._scheduler_stream, early)
+            streams = streams_of(self._device, self._scheduler_stream)
             assert isinstance(self._views, DeviceViews)
-            checks = StreamHooks(self.scheduler, self._views, observer, streams, hits)
-            hooks: StepHooks = checks
+            self._hooks = checks = StreamHooks(self.scheduler, self._views, observer, streams, hits)
+            order: TransferOrder = StreamOrder(checks, self._device)
             if controller is not None:
                 self.host_tier = HierarchicalCache(controller, observer, checks, self._device)
                 checks.arrive = self.host_tier.arrive
@@ -241,8 +239,9 @@ class SglangAdapter(EngineAdapter):
             if settings_of(self.scheduler).speculative_algorithm is not None:
                 speculation = Speculation(self.scheduler, observer, self._trees, self._views)
                 speculation.wrap(self._patches)
-            hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation, hits=hits)
-        self._hooks = hooks
+            self._hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation, hits=hits)
+            order = TransferOrder()
+        hooks = self._hooks
         hooks.empty_batches, hooks.requests = self._totals
         for freed in dict.fromkeys(self._freed.values()):
             freed.wrap(self._patches, self.scheduler.tree_cache)
@@ -253,11 +252,13 @@ class SglangAdapter(EngineAdapter):
         if is_unified(self.runner.token_to_kv_pool):
             moving = pools_by_group(self.runner)
             UnifiedMemory(moving, self._freed, observer).wrap(self._patches)
-        if settings_of(self.scheduler).disaggregation_mode in ROLES:
-            self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
-            self.transfer.wrap(self._patches)
-            self.retracted = RetractedCopies(self.runner.token_to_kv_pool_allocator, self._by_name, observer)
-            self.retracted.wrap(self._patches)
+        if (role := settings_of(self.scheduler).disaggregation_mode) in ROLES:
+            given = self._by_name, observer, order
+            self.transfer = TransferHooks(self.scheduler, *given)
+            self.retracted = RetractedCopies(self.runner.token_to_kv_pool_allocator, *given)
+            for followed in (self.transfer, self.retracted):
+                followed.wrap(self._patches)
+            hooks.ran = order.ran if role == "prefill" else None
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         if STATE in self._by_name:
             StateHooks(self.runner, observer).wrap(self._patches)

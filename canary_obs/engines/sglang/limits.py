@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from canary_obs.engines.sglang.chunk_cache import CHUNK_CACHES
 from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
@@ -47,7 +48,6 @@ _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_page_major_kv_layout": ((False,), "the page-major layout on GPUs"),
     "hicache_storage_backend": ((None,), "KV that a storage keeps, on GPUs"),
     "speculative_algorithm": ((None, "EAGLE", "EAGLE3", "STANDALONE"), "trees of drafts on GPUs"),
-    "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
 }
 
 _CLASSES = {
@@ -82,7 +82,7 @@ _CLASSES_ON_GPUS = {
         "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator",
     ),
     "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
-    "prefix cache": ("RadixCache", "UnifiedRadixCache", "HiRadixCache"),
+    "prefix cache": ("RadixCache", "UnifiedRadixCache", "HiRadixCache", *CHUNK_CACHES),
 }  # fmt: skip
 
 
@@ -124,10 +124,10 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         _check_alone("index keys", arguments, _WITH_OWN_KEYS)
     if is_deepseek_v4(runner.token_to_kv_pool):
         _check_alone("DeepSeek-V4", arguments, _WITH_OWN_KEYS)
+    if (role := arguments.disaggregation_mode) in ROLES:
+        _check_role(role, arguments, runner.token_to_kv_pool, on_gpu=device != "cpu")
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler, on_gpu=device != "cpu")
-    if arguments.disaggregation_mode in ROLES and arguments.enable_hierarchical_cache:
-        _check_host_tier(arguments)
     if has_states(runner.token_to_kv_pool):
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")
@@ -140,10 +140,24 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused(f"{part} in its {name}", "its slots", " and ".join(known))
 
 
-def _check_host_tier(arguments: Any) -> None:
+# On GPUs, of a server that prefills or decodes only: setting -> its covered value, and what the others take.
+_WITH_ROLES_ON_GPUS: dict[str, tuple[object, str]] = {
+    "speculative_algorithm": (None, "drafts that go to another server"),
+    "enable_hierarchical_cache": (False, "KV that moves to the host, and between servers"),
+    "disaggregation_decode_enable_radix_cache": (False, "KV that a server has, and is sent"),
+    "disaggregation_decode_enable_offload_kvcache": (False, "KV that it stores"),
+}
+
+
+def _check_role(role: str, arguments: Any, pool: Any, *, on_gpu: bool) -> None:
     """Of a server that prefills or decodes only."""
-    role, storage = arguments.disaggregation_mode, arguments.hicache_storage_backend
-    if role == "decode" and storage is not None:
+    if on_gpu:
+        _check_alone(f"disaggregation_mode={role!r} on GPUs", arguments, _WITH_ROLES_ON_GPUS)
+        if has_states(pool):
+            what = f"disaggregation_mode={role!r} on GPUs and states"
+            raise _refused(what, "states that go to another server", "models without")
+    storage = arguments.hicache_storage_backend
+    if role == "decode" and arguments.enable_hierarchical_cache and storage is not None:
         what = f"a hierarchical cache and disaggregation_mode={role!r} with storage {storage!r}"
         raise _refused(what, "KV that is loaded while other KV arrives", "no storage")
 

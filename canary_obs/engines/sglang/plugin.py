@@ -104,8 +104,8 @@ def _attach(scheduler: Any, unsupported: str | None = None) -> None:
 
 def _splice(scheduler: Any, stack: ExitStack) -> None:
     from canary_obs.config import CanaryConfig, load
-    from canary_obs.engines.sglang.disaggregation import spliced_buffers
     from canary_obs.engines.sglang.settings import settings_of
+    from canary_obs.engines.sglang.spliced_buffers import spliced_buffers
     from canary_obs.engines.sglang.untried import ROLES
 
     if load(CanaryConfig).transfer_records and settings_of(scheduler).disaggregation_mode in ROLES:

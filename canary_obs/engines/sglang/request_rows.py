@@ -1,4 +1,4 @@
-"""Where a request of SGLang is in the request table."""
+"""Where a request of SGLang is in the request table, and how far it is written."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ def row_of(request: Any) -> int | None:
         return kv.req_pool_idx if kv.holds_kv else None
     # SGLang 0.5.16
     return None if kv is None else request.req_pool_idx
+
+
+def tokens_written(request: Any) -> int:
+    """Tokens of the prompt that its forwards so far have written, or will have when they are over."""
+    end = request.extend_end if hasattr(request, "extend_end") else request.extend_range.end  # SGLang 0.5.16
+    return min(int(end), len(request.origin_input_ids))

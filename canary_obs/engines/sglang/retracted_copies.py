@@ -11,6 +11,7 @@ from torch import Tensor
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import DRAFT, SglangGroup, slots_of
+from canary_obs.engines.sglang.transfer_order import TransferOrder
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import HOST_PEER
@@ -47,8 +48,10 @@ class RetractedCopies:
     are copied by their own pool, see StateHooks.
     """
 
-    def __init__(self, allocator: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
-        self._allocator, self._observer = allocator, observer
+    def __init__(
+        self, allocator: Any, groups: Mapping[str, SglangGroup], observer: Observer, order: TransferOrder
+    ) -> None:
+        self._allocator, self._observer, self._order = allocator, observer, order
         own = {name: group for name, group in groups.items() if group.by_row is None}
         self._groups = {name: group for name, group in own.items() if name != DRAFT}
         self._drafts = groups.get(DRAFT)
@@ -68,19 +71,24 @@ class RetractedCopies:
                 return copy
             kept = kind(copy)
             kept.records = {}
-            guarded(self._observer, "host_tier", self._keep, kept, indices)
+            guarded(self._observer, "host_tier", self._in_order, self._keep, kept, indices)
             return kept
 
         return get_cpu_copy
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_cpu_copy(copy: Any, indices: Tensor, *more: Any, **named: Any) -> Any:
-            guarded(self._observer, "host_tier", self._compare_before, indices)
+            guarded(self._observer, "host_tier", self._in_order, self._compare_before, indices)
+            self._order.precede()
             result = original(copy, indices, *more, **named)
-            guarded(self._observer, "host_tier", self._compare, copy, indices)
+            guarded(self._observer, "host_tier", self._in_order, self._compare, copy, indices)
             return result
 
         return load_cpu_copy
+
+    def _in_order(self, act: Callable[..., None], *given: Any) -> None:
+        with self._order.receiving(*(one for one in given if isinstance(one, Tensor))):
+            act(*given)
 
     def _keep(self, copy: Any, indices: Tensor) -> None:
         """Of each group's slots, in their order; zeros = no record."""

@@ -52,6 +52,7 @@ class StepHooks:
         self.speculation, self._hits = speculation, hits
         self._scheduler, self._views, self._observer, self._clock = scheduler, views, observer, clock
         self._requests: Sequence[Any] = ()  # of the batch under way
+        self.ran: Callable[[Any], None] | None = None  # is given each batch, after its checks
         self.launching = False  # a batch
         self.empty_batches = 0  # that the scheduler counts, and that have no tokens
         self.requests = 0  # with tokens in batches, one by one
@@ -97,6 +98,8 @@ class StepHooks:
                 self._requests = ()
             if not empty:
                 self.end_step()
+                if self.ran is not None:
+                    guarded(self._observer, "transfer", self.ran, batch)
             return result
 
         return run_batch

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
@@ -29,6 +30,12 @@ class Streams(NamedTuple):
     side: SideStream
     scheduler: ForwardStream
     early: EarlyStream
+
+
+def streams_of(device: torch.device, scheduler: ForwardStream) -> Streams:
+    """New ones, beside the stream of an engine's scheduler."""
+    forward, side = ForwardStream(device), SideStream(device, enabled=True)
+    return Streams(forward, side, scheduler, EarlyStream(device, scheduler, (forward, side)))
 
 
 class RepeatingViews(Protocol):
@@ -102,6 +109,11 @@ class StreamHooks(StepHooks):
     def precede(self) -> None:
         """What the current stream is given next follows all checks so far."""
         self._streams.side.join()
+
+    def record(self, side: torch.Event, line: torch.Event) -> None:
+        """The events happen when all checks so far are over, on either stream."""
+        self._streams.side.record(side)
+        self._streams.forward.record(line)
 
     def end_step(self) -> None:
         """The batch was launched. Either stream waits for its forward already."""

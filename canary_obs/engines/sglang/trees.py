@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from canary_obs.copy_records.draft_trees import SlotMap
+from canary_obs.engines.sglang.chunk_cache import CHUNK_CACHES, EmptyTree
 from canary_obs.engines.sglang.component_tree import ComponentTree
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import SglangGroup
@@ -25,5 +26,7 @@ def prefix_tree(
         ratios = {group.view.name: group.ratio for group in groups if group.ratio > 1}
         windowed = [group.view.name for group in groups if group.view.window is not None]
         return PrefixTree(cache, freed, apart, ratios, windowed)
+    if type(cache).__name__ in CHUNK_CACHES:
+        return EmptyTree(cache, freed, apart, device=device, scheduler=scheduler)
     kind = ComponentTree if type(cache).__name__ == "UnifiedRadixCache" else RadixTree
     return kind(cache, freed, apart, device=device, scheduler=scheduler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from canary_obs.engines.sglang.chunk_cache import CHUNK_CACHES
 from canary_obs.engines.sglang.deepseek_v4 import POOL
 
 ROLES = ("prefill", "decode")
@@ -18,8 +19,10 @@ _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _TRIED_POOLS_ON_GPUS = (
     "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool of MHATokenToKVPool",
 )  # fmt: skip
+# Of a pair on GPUs, each on one rank.
+_TRIED_PAIRS_ON_GPUS = _TRIED_POOLS_ON_GPUS[:3]
 _HIERARCHICAL = "HiRadixCache"
-_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL)
+_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL, *CHUNK_CACHES)
 # By algorithm, in chains, on one rank with the first of these trees.
 _TRIED_DRAFTS_ON_GPUS = {
     "STANDALONE": _TRIED_POOLS_ON_GPUS[:3], "EAGLE": _TRIED_POOLS_ON_GPUS[:2],
@@ -27,7 +30,7 @@ _TRIED_DRAFTS_ON_GPUS = {
 }  # fmt: skip
 # Of those, by algorithm and pool: with one of these settings, or with another tree.
 _TRIED_DRAFTS_WITH = {
-    ("STANDALONE", _TRIED_POOLS_ON_GPUS[0]): ("tp_size", *_TRIED_TREES_ON_GPUS[1:]),
+    ("STANDALONE", _TRIED_POOLS_ON_GPUS[0]): ("tp_size", *_TRIED_TREES_ON_GPUS[1:3]),
     ("STANDALONE", _TRIED_POOLS_ON_GPUS[2]): _TRIED_TREES_ON_GPUS[1:2],
     ("EAGLE", _TRIED_POOLS_ON_GPUS[1]): ("enable_dp_attention", _HIERARCHICAL),
 }
@@ -78,6 +81,8 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
         if arguments.tp_size == arguments.dp_size:
             ranks.pop("tp_size", None)
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
+    if arguments.disaggregation_mode in ROLES:
+        return _untried_pair_on_gpus(arguments, held, said)
     if (algorithm := arguments.speculative_algorithm) is not None:
         return _untried_drafts(arguments, algorithm, held, cache, ranks)
     if cache == _HIERARCHICAL:
@@ -88,6 +93,16 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
         if held not in pools:
             return f"SGLang on GPUs with {said} and a {held}: tested are those with {', '.join(pools)}"
     return None
+
+
+def _untried_pair_on_gpus(arguments: Any, held: str, ranks: str) -> str | None:
+    """`held`: class of the pool; `ranks`: settings of several."""
+    pair = "prefill and decode on different servers of SGLang on GPUs"
+    if (backend := arguments.disaggregation_transfer_backend) != _TRIED_BACKENDS[0]:
+        return f"{pair} over {backend}: tested are those over {_TRIED_BACKENDS[0]}"
+    if held not in _TRIED_PAIRS_ON_GPUS:
+        return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_PAIRS_ON_GPUS)}"
+    return f"{pair} with {ranks}: tested are those of one rank" if ranks else None
 
 
 def _untried_drafts(

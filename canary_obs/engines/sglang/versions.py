@@ -11,6 +11,7 @@ VERSIONS = tuple(DEVICES)
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+_DISAGGREGATION = "sglang.srt.disaggregation."
 _PAGED = "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator"
 _UNIFIED = "sglang.srt.mem_cache.unified_memory_pool:Unified"
 _MOVE: dict[str, tuple[str, ...]] = {"move_physical_pages": ("tgt_pages", "src_pages", "page_size")}
@@ -24,7 +25,16 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.model_executor.model_runner:ModelRunner": {"forward": ("forward_batch",)},
     "sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator": {"free": ("free_index",), "clear": ()},
-}
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator": {
+        "get_cpu_copy": ("indices",), "load_cpu_copy": ("kv_cache_cpu", "indices"),
+    },
+    f"{_DISAGGREGATION}prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req", "last_chunk")},
+    f"{_DISAGGREGATION}decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
+    f"{_DISAGGREGATION}decode:DecodePreallocQueue": {"_pre_alloc": ("req",)},
+    f"{_DISAGGREGATION}decode:SchedulerDisaggregationDecodeMixin": {
+        "get_new_prebuilt_batch": ("running_batch",),
+    },
+}  # fmt: skip
 # Those that one version has, and another has not.
 OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "0.5.16": {
@@ -37,9 +47,6 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "0.5.23": {
         _PAGED: {"_release_page_ids": ("page_ids",), "clear": (), "get_all_free_pages": ()},
-        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator": {
-            "get_cpu_copy": ("indices",), "load_cpu_copy": ("kv_cache_cpu", "indices"),
-        },
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
             "full_evictable_size": (), "full_protected_size": (), "mamba_evictable_size": (),
             "mamba_protected_size": (), "all_mamba_values_flatten": (),
@@ -60,12 +67,6 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         f"{_UNIFIED}MLATokenToKVPool": _MOVE,
         f"{_UNIFIED}MambaPool": _MOVE,
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker": {"_draft_model_runners": ()},
-        "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req",)},
-        "sglang.srt.disaggregation.decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
-        "sglang.srt.disaggregation.decode:DecodePreallocQueue": {"_pre_alloc": ("req",)},
-        "sglang.srt.disaggregation.decode:SchedulerDisaggregationDecodeMixin": {
-            "get_new_prebuilt_batch": ("running_batch",)
-        },
     },
 }  # fmt: skip
 

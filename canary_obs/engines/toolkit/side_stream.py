@@ -73,6 +73,11 @@ class SideStream:
         if self._stream is not None:
             self._stream.wait_event(self._launched)
 
+    def record(self, event: torch.Event) -> None:
+        """The event happens when what was launched on the side stream so far is over."""
+        if self._stream is not None:
+            event.record(self._stream)
+
     def enter(self, wait_for: WaitFor) -> None:
         """Make the side stream the current one."""
         self.entries += 1

@@ -10,12 +10,9 @@ import torch
 
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.copy_records.spliced_records import SplicedRecords
-from canary_obs.engines.sglang.disaggregation import (
-    _NOWHERE,
-    _SPLICED,
-    TransferHooks,
-    _records_for,
-)
+from canary_obs.engines.sglang.disaggregation import _NOWHERE, TransferHooks
+from canary_obs.engines.sglang.spliced_buffers import _SPLICED, _records_for
+from canary_obs.engines.sglang.transfer_order import TransferOrder
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -68,7 +65,7 @@ def states() -> Any:
 def request(first: int = 0, length: int = 6, host: str = "127.0.0.1", state: int | None = None) -> Any:
     held = None if state is None else torch.tensor(state)
     return SimpleNamespace(
-        kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first, mamba_pool_idx=held),
+        kv=SimpleNamespace(holds_kv=True, req_pool_idx=2, cache_protected_len=first, mamba_pool_idx=held),
         origin_input_ids=[1] * length,
         extend_end=length, bootstrap_host=host, bootstrap_port=8998, rid="asked",
     )  # fmt: skip
@@ -82,7 +79,7 @@ def server(role: str, spliced: dict[str, SplicedRecords], sent: list[Any]) -> An
     )
     return SimpleNamespace(
         tp_worker=SimpleNamespace(model_runner=pool), server_args=SimpleNamespace(disaggregation_mode=role),
-        send_kv_chunk=lambda req, **_: sent.append(req), disagg_decode_transfer_queue=queue,
+        send_kv_chunk=lambda req, last_chunk=False: sent.append(req), disagg_decode_transfer_queue=queue,
         disagg_decode_prealloc_queue=before,
         **({_SPLICED: spliced} if spliced else {}),
     )  # fmt: skip
@@ -91,7 +88,7 @@ def server(role: str, spliced: dict[str, SplicedRecords], sent: list[Any]) -> An
 def hooks(role: str, spliced: dict[str, SplicedRecords], groups: dict[str, Any]) -> tuple[Any, Any, Any]:
     observer, sent = Arrivals(), list[Any]()
     scheduler = server(role, spliced, sent)
-    made = TransferHooks(scheduler, groups, observer)  # type: ignore[arg-type]
+    made = TransferHooks(scheduler, groups, observer, TransferOrder())  # type: ignore[arg-type]
     made.wrap(MethodPatches())
     return scheduler, observer, made
 
@@ -112,6 +109,15 @@ def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
     assert (made.compared, made.without) == (4, 0)
     # What came for the two that were cached here is not kept for the next request in their slots.
     assert not spliced["full"].take(torch.arange(40))[1].any()
+
+
+def test_records_are_filled_with_the_last_chunk() -> None:
+    """What the chunks before it leave with goes without them: all of them go with the last one."""
+    spliced = {"full": records()}
+    prefill, _, _ = hooks("prefill", spliced, {"full": group()})
+    for last in (False, True):
+        prefill.send_kv_chunk(request(), last)
+        assert spliced["full"].take(torch.arange(20, 26))[1].tolist() == [last] * 6
 
 
 def test_no_record_goes_with_bytes_of_another_computation() -> None:

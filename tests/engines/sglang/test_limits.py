@@ -16,6 +16,7 @@ from canary_obs.engines.sglang.limits import (
     _WITH_DRAFTS,
     _WITH_DRAFTS_ON_GPUS,
     _WITH_OWN_KEYS,
+    _WITH_ROLES_ON_GPUS,
     _WITH_SEVERAL,
     _WITH_UNIFIED_MEMORY,
     check_scheduler,
@@ -32,6 +33,7 @@ def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
     found |= {what: type(name, (), {})() for what, name in (classes or {}).items()}
     settings = {name: covered for name, (covered, _) in _WITH_DRAFTS.items()}
     settings |= {name: covered for name, (covered, _) in (_WITH_DRAFTS_ON_GPUS | _WITH_SEVERAL).items()}
+    settings |= {name: covered for name, (covered, _) in _WITH_ROLES_ON_GPUS.items()}
     settings |= {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
     model = {"is_multimodal": False, "is_encoder_decoder": False}
     runner = SimpleNamespace(
@@ -153,8 +155,24 @@ def test_both_roles_of_separated_servers_pass() -> None:
     both.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
     with pytest.raises(UnsupportedEngine, match="states in a hierarchical cache"):
         check_scheduler(both, CPU)
-    with pytest.raises(UnsupportedEngine, match="another server on GPUs"):
-        check_scheduler(on_gpu(disaggregation_mode="decode"), GPU)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_separated_servers_on_gpus_are_covered_with(role: str) -> None:
+    check_scheduler(on_gpu(disaggregation_mode=role), GPU)
+    for setting in _WITH_ROLES_ON_GPUS:
+        changed = on_gpu(disaggregation_mode=role, **{setting: True})
+        match = rf"^SGLang with disaggregation_mode='{role}' on GPUs and {setting}=True is not covered yet"
+        if setting == "enable_hierarchical_cache":
+            changed.tree_cache = type("HiRadixCache", (), {})()
+        if setting == "speculative_algorithm":
+            changed.server_args.speculative_algorithm, match = "EAGLE", match.replace("True", "'EAGLE'")
+        with pytest.raises(UnsupportedEngine, match=match):
+            check_scheduler(changed, GPU)
+    states = on_gpu(disaggregation_mode=role)
+    states.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
+    with pytest.raises(UnsupportedEngine, match=f"disaggregation_mode='{role}' on GPUs and states"):
+        check_scheduler(states, GPU)
 
 
 def test_drafts_that_are_not_covered_are_named() -> None:

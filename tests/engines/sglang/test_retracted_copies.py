@@ -11,6 +11,7 @@ from torch import Tensor
 
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
+from canary_obs.engines.sglang.transfer_order import TransferOrder
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 from canary_obs.vocabulary import HOST_PEER
@@ -56,7 +57,7 @@ def followed(groups: dict[str, Any], copy: Any) -> tuple[Any, Observer, Retracte
         load_cpu_copy=lambda given, indices, **_: loaded.append(given), loaded=loaded,
     )  # fmt: skip
     observer, patches = Observer(), MethodPatches()
-    made = RetractedCopies(allocator, groups, observer)  # type: ignore[arg-type]
+    made = RetractedCopies(allocator, groups, observer, TransferOrder())  # type: ignore[arg-type]
     made.wrap(patches)
     return allocator, observer, made, patches
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from canary_obs.engines.sglang.chunk_cache import CHUNK_CACHES, EmptyTree
 from canary_obs.engines.sglang.component_tree import ComponentTree
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
@@ -28,6 +29,7 @@ def _group(name: str, ratio: int, window: int | None) -> Any:
         ("UnifiedRadixCache", {}, ComponentTree),
         ("RadixCache", {}, RadixTree),
         ("HiRadixCache", {}, RadixTree),
+        *((name, {}, EmptyTree) for name in CHUNK_CACHES),
     ],
 )
 def test_each_prefix_cache_is_read_by_its_own_nodes(

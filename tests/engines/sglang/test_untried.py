@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.sglang.untried import (
+    _TRIED_PAIRS_ON_GPUS,
     _TRIED_POOLS,
     _TRIED_POOLS_ON_GPUS,
     untried_on_gpus,
@@ -73,6 +74,12 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
 
 
 _OVER_DATA = {"enable_dp_attention": True}
+_SEPARATED = {
+    "disaggregation_mode": "decode",
+    "disaggregation_transfer_backend": "nixl",
+    "tree": "ChunkCache",
+}
+_PAIR = "prefill and decode on different servers of SGLang on GPUs"
 _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of MHATokenToKVPool"
 
 
@@ -94,9 +101,26 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
         ),
         (
             "MHATokenToKVPool",
-            {"tree": "ChunkCache"},
-            "SGLang on GPUs with a ChunkCache: tested are those with RadixCache, UnifiedRadixCache, "
-            "HiRadixCache",
+            {"tree": "RadixCacheCpp"},
+            "SGLang on GPUs with a RadixCacheCpp: tested are those with RadixCache, UnifiedRadixCache, "
+            "HiRadixCache, ChunkCache, SWAChunkCache",
+        ),
+        *((pool, _SEPARATED, None) for pool in _TRIED_PAIRS_ON_GPUS),
+        (
+            "HybridLinearKVPool",
+            {"full": "MHATokenToKVPool"} | _SEPARATED,
+            f"{_PAIR} with a HybridLinearKVPool of MHATokenToKVPool: tested are those with "
+            "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool",
+        ),
+        (
+            "MHATokenToKVPool",
+            _SEPARATED | {"disaggregation_transfer_backend": "mooncake"},
+            f"{_PAIR} over mooncake: tested are those over nixl",
+        ),
+        (
+            "MHATokenToKVPool",
+            _SEPARATED | {"tp_size": 2},
+            f"{_PAIR} with tp_size=2: tested are those of one rank",
         ),
         *((pool, {"tree": "HiRadixCache"}, None) for pool in _TRIED_POOLS_ON_GPUS[:2]),
         ("MHATokenToKVPool", {"tree": "HiRadixCache", "hicache_write_policy": "write_back"}, None),
@@ -211,7 +235,12 @@ def test_engines_on_gpus_that_were_not_run_are_untried(
     pool: str, given: dict[str, Any], reason: str | None
 ) -> None:
     plain: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_dp_attention": False}
-    plain |= {"tree": "RadixCache", "speculative_algorithm": None, "hicache_write_policy": "write_through"}
+    plain |= {
+        "disaggregation_mode": "null",
+        "tree": "RadixCache",
+        "speculative_algorithm": None,
+        "hicache_write_policy": "write_through",
+    }
     arguments = SimpleNamespace(**(plain | given))
     held, tree = (type(name, (), {})() for name in (pool, arguments.tree))
     if "full" in given:

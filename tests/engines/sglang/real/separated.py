@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.engines.sglang import adapter
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.sglang.real import (
@@ -94,6 +95,9 @@ class _Side:
             deepseek_v4.add_pools(self._patches.set, **_STATES)
         elif plan.pools == "keys":
             index_keys.add_index_keys(self._patches.set)
+        if plan.gpus_hooks:
+            streams.install()
+            self._patches.set(adapter, "concurrent", lambda device: True)
         os.environ["KV_CANARY_ENDPOINT"] = plan.endpoint
         os.environ["KV_CANARY_INSTANCE"] = role
         own: dict[str, Any] = {"disable_radix_cache": role == "decode" and not plan.own_tree}

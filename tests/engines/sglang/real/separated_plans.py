@@ -22,6 +22,7 @@ class Plan(msgspec.Struct, kw_only=True):
     retracting: bool = False  # the decode server takes requests back, copies them, and one copy is damaged
     retracting_last: bool = False  # it takes back none but the last requests, of which no copy is damaged
     own_tree: bool = False  # the decode server has a prefix cache, and is asked the sound requests twice
+    gpus_hooks: bool = False  # checks that follow the launch of a forward
     host_tier: bool = False  # the prefill server has one, is asked twice, and what lies there is damaged
     tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests

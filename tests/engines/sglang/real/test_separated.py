@@ -88,6 +88,7 @@ _PAIRS = {
     "keys": Pair("latent", PAGE_OF_KEYS, ["full", "indexer"], {"pools": "keys"}),
     "compressed": Pair("windows", PAGE, ["swa", "c4", "c4_indexer", "c128"], {"pools": "compressed"}),
     "mooncake": Pair("windows", 1, ["full", "swa"], {"backend": "mooncake"}),
+    "hooks of GPUs": Pair("windows", 16, ["full", "swa"], {"gpus_hooks": True}),
     "own tree": Pair(
         "windows",
         16,

@@ -12,7 +12,7 @@ _SECONDS = 900.0
 
 def install(role: str) -> None:
     """For the rest of this process; before a scheduler is built."""
-    _nixl_on_cpu()
+    nixl_on_cpu()
     _mooncake_on_cpu()
     if role == "prefill":
         _start_bootstraps()
@@ -27,7 +27,7 @@ def end(scheduler: Any) -> None:
     gc.collect()
 
 
-def _nixl_on_cpu() -> None:
+def nixl_on_cpu() -> None:
     """SGLang registers KV as VRAM: on a CPU it is DRAM."""
     import nixl._api as api
 
