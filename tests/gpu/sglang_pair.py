@@ -14,7 +14,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -110,6 +112,7 @@ def run(
                 for pipe in wait(list(waiting)):
                     lines[waiting[pipe]] = line = pipe.readline()
                     assert line, f"{waiting[pipe]} has ended without answers"
+            _hear_all(hub)
             codes = []
             for process, _ in started.values():
                 process.communicate(timeout=60)
@@ -127,6 +130,14 @@ def run(
             for event in hub.violations()
         )
         return {"answers": json.loads(lines["decode"]), "servers": servers, "found": found}
+
+
+def _hear_all(hub: Hub) -> None:
+    """Wait for what each server says after this."""
+    begun = time.monotonic()
+    while [rank for rank in hub.ranks() if (rank.snapshot_age or inf) > time.monotonic() - begun]:
+        assert time.monotonic() < begun + 30, "a server is silent"
+        time.sleep(0.05)
 
 
 def _started(

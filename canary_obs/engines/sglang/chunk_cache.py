@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from canary_obs.engines.sglang.groups import SWA
 from canary_obs.engines.sglang.node_tree import NodeTree
 
 CHUNK_CACHES = ("ChunkCache", "SWAChunkCache")  # classes
@@ -13,6 +14,10 @@ CHUNK_CACHES = ("ChunkCache", "SWAChunkCache")  # classes
 
 class EmptyTree(NodeTree):
     """Has no nodes: a sweep of it ends at once."""
+
+    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:  # noqa: ARG002 - there are none
+        """bool [0]; None = there is no window group."""
+        return slots > 0 if SWA in self._own_slots else None
 
     def _slots(self, group: str, nodes: list[Any]) -> list[Tensor]:  # noqa: ARG002 - there are none
         return []

@@ -18,3 +18,14 @@ def test_a_sweep_of_no_cache_ends_at_once() -> None:
     for unlocked_only in (False, True):
         assert tree.cached("full", unlocked_only=unlocked_only).slots.tolist() == []
     assert (tree.count("full").slots, tree.count("full").removed) == (0, freed.total)
+
+
+def test_windows_are_asked_for_no_slots() -> None:
+    """They lie on the engine's device."""
+    own = torch.device("cpu")
+    elsewhere = torch.zeros(4, dtype=torch.int64, device="meta")
+    for windows, expected in (({}, None), ({"swa": elsewhere}, [])):
+        freed = {name: FreedSlots(Tokens(20), 21) for name in ("full", *windows)}
+        tree = EmptyTree(object(), freed, windows, device=own, scheduler=ForwardStream(own))
+        resident = tree.swa_resident("full", torch.empty(0, dtype=torch.int64))
+        assert (resident if resident is None else resident.tolist()) == expected
