@@ -221,6 +221,21 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
     assert [cells[1:] for cells in page] == [[cells[1], cells[4]] for cells in (*table[:5], table[6])]
 
 
+def test_what_arrived_damaged_in_pairs_of_servers_is_in_the_result_files() -> None:
+    page = (ROOT / "docs/sglang.md").read_text("utf-8")
+    table = rows(section(page, "Injected faults in pairs of servers on a GPU"))
+    assert len(table) == 3
+    for _, *cells, file in table:
+        run = result(file.strip("`"))
+        arrived = sum(group["hashed"]["head"] for group in run["clean"]["decode"]["groups"].values())
+        flipped = run["perturbed"]["prefill"]["injected"]["real_kv_post_forward"].values()
+        found = run["found"]["decode head kv_data from its peer"]
+        assert cells == [str(arrived), str(sum(flipped)), str(found)]
+        assert run["answers"]["equal"] == run["answers"]["of"] == 48
+        assert {server["state"] for server in run["clean"].values()} == {"ok"}
+        assert not run["problems"]
+
+
 def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
     table = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "Injected faults on a GPU"))
     assert len(table) == 25

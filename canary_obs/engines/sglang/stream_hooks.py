@@ -33,7 +33,7 @@ class Streams(NamedTuple):
 
 
 def streams_of(device: torch.device, scheduler: ForwardStream) -> Streams:
-    """New ones, beside the stream of an engine's scheduler."""
+    """New ones, with the stream of an engine's scheduler."""
     forward, side = ForwardStream(device), SideStream(device, enabled=True)
     return Streams(forward, side, scheduler, EarlyStream(device, scheduler, (forward, side)))
 

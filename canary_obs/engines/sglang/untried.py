@@ -22,7 +22,7 @@ _TRIED_POOLS_ON_GPUS = (
 # Of a pair on GPUs, each on one rank.
 _TRIED_PAIRS_ON_GPUS = _TRIED_POOLS_ON_GPUS[:3]
 _HIERARCHICAL = "HiRadixCache"
-_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL, *CHUNK_CACHES)
+_TRIED_TREES_ON_GPUS = ("RadixCache", "UnifiedRadixCache", _HIERARCHICAL)
 # By algorithm, in chains, on one rank with the first of these trees.
 _TRIED_DRAFTS_ON_GPUS = {
     "STANDALONE": _TRIED_POOLS_ON_GPUS[:3], "EAGLE": _TRIED_POOLS_ON_GPUS[:2],
@@ -30,7 +30,7 @@ _TRIED_DRAFTS_ON_GPUS = {
 }  # fmt: skip
 # Of those, by algorithm and pool: with one of these settings, or with another tree.
 _TRIED_DRAFTS_WITH = {
-    ("STANDALONE", _TRIED_POOLS_ON_GPUS[0]): ("tp_size", *_TRIED_TREES_ON_GPUS[1:3]),
+    ("STANDALONE", _TRIED_POOLS_ON_GPUS[0]): ("tp_size", *_TRIED_TREES_ON_GPUS[1:]),
     ("STANDALONE", _TRIED_POOLS_ON_GPUS[2]): _TRIED_TREES_ON_GPUS[1:2],
     ("EAGLE", _TRIED_POOLS_ON_GPUS[1]): ("enable_dp_attention", _HIERARCHICAL),
 }
@@ -71,7 +71,9 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
 def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
     """What of an engine on GPUs has not been run there; None = nothing. `tree`: its prefix cache."""
     held, cache = _name_of(pool), type(tree).__name__
-    for name, tried in ((held, _TRIED_POOLS_ON_GPUS), (cache, _TRIED_TREES_ON_GPUS)):
+    separated = arguments.disaggregation_mode in ROLES
+    trees = (*_TRIED_TREES_ON_GPUS, *(CHUNK_CACHES if separated else ()))
+    for name, tried in ((held, _TRIED_POOLS_ON_GPUS), (cache, trees)):
         if name not in tried:
             return f"SGLang on GPUs with a {name}: tested are those with {', '.join(tried)}"
     ranks = {name: value for name in _TRIED_RANKS_ON_GPUS if (value := getattr(arguments, name)) > 1}
@@ -81,7 +83,7 @@ def untried_on_gpus(arguments: Any, pool: Any, tree: Any) -> str | None:
         if arguments.tp_size == arguments.dp_size:
             ranks.pop("tp_size", None)
     said = " and ".join(f"{name}={value}" for name, value in ranks.items())
-    if arguments.disaggregation_mode in ROLES:
+    if separated:
         return _untried_pair_on_gpus(arguments, held, said)
     if (algorithm := arguments.speculative_algorithm) is not None:
         return _untried_drafts(arguments, algorithm, held, cache, ranks)

@@ -101,9 +101,9 @@ _ON_GPUS = "MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, HybridLinearKVPool of
         ),
         (
             "MHATokenToKVPool",
-            {"tree": "RadixCacheCpp"},
-            "SGLang on GPUs with a RadixCacheCpp: tested are those with RadixCache, UnifiedRadixCache, "
-            "HiRadixCache, ChunkCache, SWAChunkCache",
+            {"tree": "ChunkCache"},
+            "SGLang on GPUs with a ChunkCache: tested are those with RadixCache, UnifiedRadixCache, "
+            "HiRadixCache",
         ),
         *((pool, _SEPARATED, None) for pool in _TRIED_PAIRS_ON_GPUS),
         (
