@@ -51,6 +51,7 @@ class SglangGpuPlan:
     seed: int
     one_engine: bool = False  # `none` is the engine of `log`, without its canary
     drafts: bool = False  # of a model of one layer, three tokens ahead; their KV may be left out
+    verify_on_hit: bool = False  # the canary compares prefix hits, which is off by default
 
 
 def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], None]) -> BenchResult:
@@ -105,12 +106,18 @@ def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], 
             "violations": protected and sum(each["violations"] for each in (canary, *reports)),
             "observer_faults": protected and sum(each["observer_faults"] for each in (canary, *reports)),
             "not_ok": protected and _not_ok([each["state"] for each in (canary, *reports)], plan),
+            "no_hits_compared": protected and _no_hits(plan, (canary, *reports)),
             "flips": protected
             and (flips["slot_named"] != flips["flips"] or flips["other_violations"])
             and flips,
         },
         measures=runs.measures(),
     )
+
+
+def _no_hits(plan: SglangGpuPlan, reports: Sequence[Answer]) -> bool:
+    """Whether prefix hits were to be compared, and none was."""
+    return plan.verify_on_hit and not any(each["hashed"]["hit"] for each in reports)
 
 
 def _not_ok(states: list[list[str]], plan: SglangGpuPlan) -> list[list[str]]:
@@ -243,6 +250,7 @@ def _engine(plan: SglangGpuPlan, name: str, folder: str, endpoint: str) -> Engin
     environ = {"PYTHONPATH": os.pathsep.join(paths)}
     if name == LOG:
         environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+        environ["KV_CANARY_VERIFY_ON_HIT"] = str(plan.verify_on_hit).lower()
     return EngineProcess("canary_obs.bench.sglang_engine", settings, environ)
 
 

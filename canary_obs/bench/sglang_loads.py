@@ -14,6 +14,7 @@ from canary_obs.bench.step_log import Answer, spent_us
 
 _FIRST_TOKEN = 3  # smaller ids are special tokens
 _SETTLING_STEPS = 3  # of a decode, before they are timed
+_HITS, _REST = 8, 16  # of each cached prompt; tokens after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class SglangLoads:
     few_context: int
     steps: int  # that the loads which decode take
     prefill: int
-    prefills: int
+    prefills: int  # prompts of `prefill`, and cached ones of `hit`
     mixed: int  # requests
 
 
@@ -92,6 +93,19 @@ def _prefill(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> An
     return {"seconds": seconds, "tokens": plan.prefill * plan.prefills}
 
 
+def _hit(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answer:
+    """Prompts whose first `context` tokens are cached, one after the other: time to first token."""
+    cached = engine.prompts(draw, [plan.context] * plan.prefills)
+    engine.generate(cached, 1)
+    asked = [prefix + rest for prefix in cached for rest in engine.prompts(draw, [_REST] * _HITS)]
+    times = [engine.generate([prompt], 1) for prompt in draw.sample(asked, len(asked))]
+    return {
+        "seconds": sum(times),
+        "tokens": plan.context * len(asked),
+        "median_ms": round(1e3 * statistics.median(times), 4),
+    }
+
+
 def _mixed(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answer:
     """Prompts and answers of all lengths, half of them behind one of eight shared prefixes; always full."""
     shared = engine.prompts(draw, [max(plan.context // 4, 16)] * 8)
@@ -112,6 +126,7 @@ LOADS: dict[str, Callable[[SglangEngine, SglangLoads, random.Random], Answer]] =
     "few": _few,
     "single": _single,
     "prefill": _prefill,
+    "hit": _hit,
     "mixed": _mixed,
     "sweep": _sweep,
 }

@@ -29,6 +29,7 @@ def sglang_gpu(
         typer.Option(help="none is the engine of log, attached and detached in turn: equal in all else."),
     ] = False,
     drafts: Annotated[bool, typer.Option(help="Draft with a model of one layer, on GPUs.")] = False,
+    verify_on_hit: Annotated[bool, typer.Option(help="Compare prefix hits, too.")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in which every engine runs every load.")] = 4,
     seed: Seed = 1,
     output: Output = None,
@@ -48,7 +49,7 @@ def sglang_gpu(
     plan = SglangGpuPlan(
         shape=shape, engines=tuple(engine or (NONE, LOG)), loads=loads, names=tuple(load or LOADS),
         tokens=tokens or requests * (context + steps + 64) + prefill, rounds=rounds, seed=seed,
-        one_engine=one_engine, drafts=drafts,
+        one_engine=one_engine, drafts=drafts, verify_on_hit=verify_on_hit,
     )  # fmt: skip
     # Written after each round: a borrowed machine may be reclaimed before the end.
     result = run_sglang_gpu(plan, on_progress=lambda figures: write_json(output, figures))

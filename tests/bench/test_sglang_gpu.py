@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.bench.sglang_gpu import SharedEngine, _not_ok
+from canary_obs.bench.sglang_gpu import SharedEngine, _no_hits, _not_ok
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -41,6 +41,13 @@ def test_a_state_may_name_the_layers_of_drafts_and_nothing_else() -> None:
     states = [["ok"], left_out, [*left_out, "another reason"], ["blind", *left_out[1:]]]
     plans: list[Any] = [SimpleNamespace(drafts=drafts) for drafts in (True, False)]
     assert [_not_ok(states, plan) for plan in plans] == [states[2:], states[1:]]
+
+
+def test_hits_that_nobody_compared_are_a_fault_of_the_bench() -> None:
+    reports: list[Any] = [{"hashed": {"hit": hits}} for hits in (0, 0, 3)]
+    plans: list[Any] = [SimpleNamespace(verify_on_hit=compared) for compared in (True, False)]
+    assert [_no_hits(plan, reports) for plan in plans] == [False, False]
+    assert [_no_hits(plan, reports[:2]) for plan in plans] == [True, False]
 
 
 def test_one_without_a_canary_ends_the_bench() -> None:

@@ -17,7 +17,7 @@ _OPTIONS = (
     "--shape tiny --requests 4 --context 64 --steps 16 --prefill 128 --prefills 1 --mixed 6 --tokens 2048 "
     "--rounds 2"
 )
-_LOADS = {"decode", "few", "single", "prefill", "mixed", "sweep"}
+_LOADS = {"decode", "few", "single", "prefill", "hit", "mixed", "sweep"}
 
 
 def measured(tmp_path: Path, options: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def measured(tmp_path: Path, options: str) -> dict[str, Any]:
 
 @pytest.mark.nightly
 def test_with_and_without_in_one_engine(tmp_path: Path) -> None:
-    figures = measured(tmp_path, "--one-engine --load decode --load single")
+    figures = measured(tmp_path, "--one-engine --load decode --load single --load hit --verify-on-hit")
     assert set(figures["engines"]) == {"log"}
     assert len(figures["reports"]) == 3  # one for each round, and the first
     for report in (*figures["reports"], figures["canary"]):
@@ -47,7 +47,10 @@ def test_with_and_without_in_one_engine(tmp_path: Path) -> None:
     assert all(report["hashed"]["head"] > 64 for report in figures["reports"][1:])
     for load in figures["loads"].values():
         assert [len(load["answers"][name]) for name in ("none", "log")] == [2, 2]
-        assert load["host_us"]["head"]["p50"] > 0
+    for name in ("decode", "single"):
+        assert figures["loads"][name]["host_us"]["head"]["p50"] > 0
+    # In each round the cached prompt of 64 tokens is found eight times.
+    assert all(report["hashed"]["hit"] >= 8 * 64 for report in figures["reports"][1:])
 
 
 @pytest.mark.nightly
@@ -62,7 +65,7 @@ def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
     for load in figures["loads"].values():
         assert [len(load["answers"][name]) for name in ("none", "log")] == [2, 2]
         assert load["throughput"]["pairs"] == 2
-    for name in _LOADS - {"prefill"}:
+    for name in _LOADS - {"prefill", "hit"}:
         load = figures["loads"][name]
         assert 0 < load["host_us"]["head"]["p50"] < load["host_us"]["all"]["p50"]
         assert load["host_us"]["all"]["p50"] <= load["host_us"]["all"]["p99"]
