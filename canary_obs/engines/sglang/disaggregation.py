@@ -79,6 +79,7 @@ class TransferHooks:
     def _around_pre_alloc(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_alloc(req: Any, *more: Any, **named: Any) -> Any:
             slots = original(req, *more, **named)
+            guarded(self._observer, "transfer", self._order.expect, req)
             guarded(self._observer, "transfer", self._expect, req, slots)
             return slots
 
@@ -181,6 +182,10 @@ class TransferHooks:
             records.fill(own, found)
 
     def _compare(self, request: Any, length: int) -> None:
+        with self._order.arrived(request):
+            self._compare_arrived(request, length)
+
+    def _compare_arrived(self, request: Any, length: int) -> None:
         kept = request.kv if hasattr(request.kv, "cache_protected_len") else request  # SGLang 0.5.16
         first = int(kept.cache_protected_len)
         row = self._table[row_of(request), :length].to(torch.int64)
@@ -208,7 +213,6 @@ class TransferHooks:
             self._arrived(name, own[own > 0], peer, str(request.rid))
 
     def _arrived(self, name: str, slots: Tensor, peer: str, request: str) -> None:
-        # What waits for the device is done first, on the stream of the scheduler: nothing is under way there.
         if (spliced := self._spliced.get(name)) is None:
             there, without, records = slots[:0], slots, None
         else:

@@ -12,6 +12,7 @@ from torch import Tensor
 from canary_obs.engines.sglang.request_rows import tokens_written
 
 _CHECKED = "_kv_canary_checked"  # of a request: its last _Checked, of at most two forwards
+_EXPECTED = "_kv_canary_expected"  # of a request that is sent: an event after its row was written
 
 
 class _Checked(NamedTuple):
@@ -50,6 +51,14 @@ class TransferOrder:
         """
         yield _nothing
 
+    def expect(self, request: Any) -> None:
+        """The request has its row in the request table, and what it is sent may arrive from now on."""
+
+    @contextmanager
+    def arrived(self, request: Any) -> Iterator[None]:  # noqa: ARG002
+        """Launches inside follow `expect` and what has come since; who waits for them waits for no forward."""
+        yield
+
     @contextmanager
     def receiving(self, *used: Tensor) -> Iterator[None]:  # noqa: ARG002
         """Launches inside follow all checks so far, and may read these tensors."""
@@ -65,7 +74,8 @@ class StreamOrder(TransferOrder):
     A server that prefills sends the KV of one forward while the next one runs: its records are read on a
     stream of their own, which waits for the checks of that forward alone, and the host waits for that: what
     sends is not a stream. A server that decodes is sent KV at any time. Slots that it is given are emptied
-    behind the forward under way, which may have read them for a request that has ended.
+    behind the forward under way, which may have read them for a request that has ended. Which records have
+    come is read on the stream of its own, so that the host does not wait for that forward.
     """
 
     compares_overwritten = False  # the other server may write at once
@@ -101,6 +111,25 @@ class StreamOrder(TransferOrder):
                 stream.wait_event(event)
         with stream:
             yield stream.synchronize
+
+    def expect(self, request: Any) -> None:
+        """The request has its row in the request table, by the current stream."""
+        if self._stream is not None:
+            vars(request)[_EXPECTED] = event = torch.Event(self._device)
+            event.record()
+
+    @contextmanager
+    def arrived(self, request: Any) -> Iterator[None]:
+        """Launches inside follow `expect`. What has come since is there: no stream brings it."""
+        if (stream := self._stream) is None:
+            yield
+            return
+        if (event := vars(request).pop(_EXPECTED, None)) is None:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        else:
+            stream.wait_event(event)
+        with stream:
+            yield
 
     @contextmanager
     def receiving(self, *used: Tensor) -> Iterator[None]:

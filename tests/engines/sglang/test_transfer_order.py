@@ -80,3 +80,13 @@ def test_what_arrives_follows_the_checks(streams: bool) -> None:
         settle()
     assert checks.calls == (["in order", "precede"] if streams else [])
     assert order.compares_overwritten is not streams
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_has_arrived_is_read_without_the_checks(streams: bool) -> None:
+    checks, order = ordered() if streams else (Checks(), TransferOrder())
+    asked = SimpleNamespace()
+    order.expect(asked)
+    with order.arrived(asked):
+        pass
+    assert checks.calls == []
