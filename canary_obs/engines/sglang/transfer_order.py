@@ -56,7 +56,7 @@ class TransferOrder:
 
     @contextmanager
     def arrived(self, request: Any) -> Iterator[None]:  # noqa: ARG002
-        """Launches inside follow `expect` and what has come since; who waits for them waits for no forward."""
+        """Launches inside follow `expect`. Who waits for them does not wait for forwards."""
         yield
 
     @contextmanager
