@@ -16,6 +16,7 @@ _WHERE_LAYERS_LOOK = (
     f"{_TESTS}test_states.py::test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
 )
 _AROUND_CALLS = f"{_TESTS}test_states.py::test_changes_are_announced_around_the_call_that_makes_them"
+_ORDER = f"{_TESTS}test_transfer_order.py::"
 _STATE_SENT = f"{_TESTS}test_disaggregation.py::test_a_request_has_one_state_which_goes_along_whole"
 _RETRACTED = f"{_TESTS}test_retracted_copies.py::test_"
 _STREAMS, _COPIES, _RANKS = (
@@ -93,8 +94,8 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/untried.py",
         (
-            ", (cache, _TRIED_TREES_ON_GPUS)",
-            ",",
+            ", (cache, trees)):",
+            ",):",
             f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
         (
@@ -156,9 +157,9 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_the_page_in_which_a_window_begins_was_sent_whole",
         ),
         (
-            "int(allocator.page_size) // group.ratio, allocator.device)",
-            "int(allocator.page_size), allocator.device)",
-            f"{_TESTS}test_disaggregation.py::test_records_of_runs_of_tokens_have_smaller_pages",
+            "            if last_chunk:",
+            "            if True:",
+            f"{_TESTS}test_disaggregation.py::test_records_are_filled_with_the_last_chunk",
         ),
         (
             "(pages[:, None] * held + of_pages).reshape(-1)",
@@ -360,12 +361,7 @@ ALL = (
     ),
     *mutants(
         "canary_obs/engines/sglang/disaggregation.py",
-        (
-            "self._observer.before_load(name, own := state_slots(request))",
-            "own = state_slots(request)",
-            _STATE_SENT,
-        ),
-        ("if cached and _is_whole(group):", "if cached and group.view.window is None:", _STATE_SENT),
+        ("if cached and is_whole(group):", "if cached and group.view.window is None:", _STATE_SENT),
         ("slots_of(group, slots) if group.by_row is None else state_slots(request)", "slots", _STATE_SENT),
         (
             "                    self._spliced[name].fill(own, None)\n",
@@ -373,9 +369,61 @@ ALL = (
             _STATE_SENT,
         ),
         (
-            "            self._observer.before_load(name, awaited)\n",
-            "",
+            "                self._observer.before_load(name, slots)\n",
+            "                pass\n",
             f"{_TESTS}test_disaggregation.py::test_nothing_is_known_of_the_pages_that_are_to_arrive",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/spliced_buffers.py",
+        (
+            "int(allocator.page_size) // group.ratio, allocator.device)",
+            "int(allocator.page_size), allocator.device)",
+            f"{_TESTS}test_disaggregation.py::test_records_of_runs_of_tokens_have_smaller_pages",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/transfer_order.py",
+        (
+            "before and before[-1].tokens < tokens else ()",
+            "before else ()",
+            _ORDER + "test_a_prompt_that_is_computed_anew_is_sent_after_its_new_forwards",
+        ),
+        (
+            "(*kept, _Checked(tokens, events))",
+            "(_Checked(tokens, events),)",
+            _ORDER + "test_a_chunk_is_sent_after_the_forward_that_wrote_it",
+        ),
+        (
+            "if one.tokens >= tokens",
+            "if one.tokens",
+            _ORDER + "test_a_chunk_is_sent_after_the_forward_that_wrote_it",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/chunk_cache.py",
+        (
+            "slots > 0 if SWA in self._own_slots else None",
+            "self._own_slots[SWA][slots] > 0 if SWA in self._own_slots else None",
+            f"{_TESTS}test_chunk_cache.py::test_windows_are_asked_for_no_slots",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/untried.py",
+        (
+            "*(CHUNK_CACHES if separated else ())",
+            "*CHUNK_CACHES",
+            f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
+        ),
+        (
+            "if held not in _TRIED_PAIRS_ON_GPUS:",
+            "if held is None:",
+            f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
+        ),
+        (
+            "!= _TRIED_BACKENDS[0]:",
+            "is None:",
+            f"{_TESTS}test_untried.py::test_engines_on_gpus_that_were_not_run_are_untried",
         ),
     ),
     *mutants(

@@ -69,11 +69,25 @@ LIMITS = mutants(
         'not in (known := _CLASSES["KV pool"]):',
         _DRAFTS,
     ),
-    ("        _check_host_tier(arguments)\n", "        pass\n", _PAIRS),
     (
-        'if role == "decode" and storage is not None:',
-        "if storage is not None:",
+        'if role == "decode" and arguments.enable_hierarchical_cache and storage is not None:',
+        "if False:",
         _PAIRS,
+    ),
+    (
+        'if role == "decode" and arguments.enable_hierarchical_cache and storage is not None:',
+        "if arguments.enable_hierarchical_cache and storage is not None:",
+        _PAIRS,
+    ),
+    (
+        '            raise _refused(what, "states that go',
+        '            print(what, "states that go',
+        _LIMITS + "test_what_separated_servers_on_gpus_are_covered_with",
+    ),
+    (
+        'on GPUs", arguments, _WITH_ROLES_ON_GPUS)',
+        'on GPUs", arguments, {})',
+        _LIMITS + "test_what_separated_servers_on_gpus_are_covered_with",
     ),
     (
         '        if arguments.enable_hierarchical_cache:\n            raise _refused("states in',
