@@ -11,7 +11,7 @@ from torch import Tensor
 from canary_kernels.layout import FINGERPRINT_K, FINGERPRINT_V
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import SglangGroup, slots_of
-from canary_obs.engines.sglang.request_rows import row_of, tokens_written
+from canary_obs.engines.sglang.request_rows import held_row, tokens_written
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.spliced_buffers import is_whole, spliced_of
 from canary_obs.engines.sglang.states import state_slots
@@ -144,7 +144,7 @@ class TransferHooks:
         begin, end = known.tokens, int(getattr(request, "start_send_idx", 0))
         if end > begin:
             with self._order.sending(request, end):
-                new = self._table[row_of(request), begin:end].to(torch.int64)
+                new = self._table[held_row(request), begin:end].to(torch.int64)
                 found = {name: self._prints(name, new, begin) for name in self._withheld}
                 if known.prints:
                     found = {name: torch.cat((known.prints[name], prints)) for name, prints in found.items()}
@@ -163,7 +163,7 @@ class TransferHooks:
             settle()
 
     def _fill_in_order(self, request: Any, written: int) -> None:
-        slots = self._table[row_of(request), :written].to(torch.int64)
+        slots = self._table[held_row(request), :written].to(torch.int64)
         sent = vars(request).get(_SENT, _NOTHING_SENT)
         for name, records in self._spliced.items():
             group = self._groups[name]
@@ -188,7 +188,7 @@ class TransferHooks:
     def _compare_arrived(self, request: Any, length: int) -> None:
         kept = request.kv if hasattr(request.kv, "cache_protected_len") else request  # SGLang 0.5.16
         first = int(kept.cache_protected_len)
-        row = self._table[row_of(request), :length].to(torch.int64)
+        row = self._table[held_row(request), :length].to(torch.int64)
         sent = request.bootstrap_host != _NOWHERE
         peer = f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
         for name, group in self._groups.items():

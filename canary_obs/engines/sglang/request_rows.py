@@ -14,6 +14,13 @@ def row_of(request: Any) -> int | None:
     return None if kv is None else request.req_pool_idx
 
 
+def held_row(request: Any) -> int:
+    """The same; raises LookupError where it has none."""
+    if (row := row_of(request)) is None:
+        raise LookupError(f"request {request.rid} has no row in SGLang's request table")
+    return row
+
+
 def tokens_written(request: Any) -> int:
     """Tokens of the prompt that its forwards so far have written, or will have when they are over."""
     end = request.extend_end if hasattr(request, "extend_end") else request.extend_range.end  # SGLang 0.5.16

@@ -288,6 +288,22 @@ def test_records_of_runs_of_tokens_have_smaller_pages() -> None:
     assert sizes == {5}
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_request_without_kv_is_a_fault(role: str) -> None:
+    """Nothing is said of the slots of others."""
+    spliced = {"full": records()}
+    found, observer, made = hooks(role, spliced, {"full": group()})
+    asked = request()
+    asked.kv.holds_kv = False
+    if role == "prefill":
+        found.send_kv_chunk(asked, last_chunk=True)
+    else:
+        found.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=asked))
+    assert observer.faults == ["transfer"]
+    assert observer.arrived == []
+    assert (made.compared, made.without) == (0, 0)
+
+
 def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     decode, observer, _ = hooks("decode", {}, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=None))
