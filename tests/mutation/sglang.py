@@ -558,6 +558,11 @@ ALL = (
             "",
             _HOOKS + "test_a_scheduler_with_parked_work_is_not_idle",
         ),
+        (
+            "self.launching, self._rests = True, False",
+            "self.launching = True",
+            _HOOKS + "test_idle_work_waits_until_requests_have_stopped_coming",
+        ),
     ),
     *mutants(
         "canary_obs/engines/toolkit/shown_forward.py",

@@ -13,6 +13,7 @@ from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.prefix_hits import PrefixHits
 from canary_obs.engines.sglang.speculation import Speculation
 from canary_obs.engines.toolkit.guarded import guarded
+from canary_obs.engines.toolkit.idle_thread import QUIET_SECONDS
 from canary_obs.engines.toolkit.shown_forward import shown_forward
 
 # Of a batch whose KV came from another server only its first token is processed.
@@ -57,6 +58,7 @@ class StepHooks:
         self.empty_batches = 0  # that the scheduler counts, and that have no tokens
         self.requests = 0  # with tokens in batches, one by one
         self._idle_due = 0.0
+        self._rests = True  # whether it has turned without a batch since the last one
 
     @property
     def under_way(self) -> bool:
@@ -86,7 +88,7 @@ class StepHooks:
                 self.requests += len(batch.reqs)
                 if self._hits is not None:
                     guarded(self._observer, "step_view", self._hits.admit, batch)
-            self.launching = True
+            self.launching, self._rests = True, False
             try:
                 if not empty and self.speculation is not None:
                     guarded(self._observer, "step_view", self.speculation.begin, batch)
@@ -124,8 +126,12 @@ class StepHooks:
         """Wraps the scheduler's `on_idle`, which may sleep."""
 
         def on_idle() -> Any:
+            now = self._clock()
+            if not self._rests:
+                # A client that asks one request after the other has its next one here soon.
+                self._rests, self._idle_due = True, max(self._idle_due, now + QUIET_SECONDS)
             # Also called with requests that wait for memory or for another rank.
-            if self._clock() >= self._idle_due and self._scheduler.is_fully_idle():
+            if now >= self._idle_due and self._scheduler.is_fully_idle():
                 more = self.idle()
                 self._idle_due = self._clock() + (_MORE_WORK_SECONDS if more else _IDLE_SECONDS)
             return original()

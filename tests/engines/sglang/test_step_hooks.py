@@ -144,6 +144,21 @@ def test_idle_work_waits_for_its_turn() -> None:
     assert engine.observer.calls == ["idle", *["engine's own"] * 3, "idle", *["engine's own"] * 2]
 
 
+def test_idle_work_waits_until_requests_have_stopped_coming() -> None:
+    """A client may ask one after the other: the next request would wait for it."""
+    engine, done = Engine(), list[float]()
+    engine.hooks.idle = lambda: bool(done.append(engine.now))  # type: ignore[method-assign]
+    for now, request in ((1.0, True), (1.01, False), (1.04, False), (1.051, True), (1.06, False)):
+        engine.now = now
+        if request:
+            engine.run_batch(mode(idle=False))
+        engine.on_idle()
+    assert done == []
+    for engine.now in (1.1, 1.102, 1.11, 1.123):
+        engine.on_idle()
+    assert done == [1.102, 1.123]
+
+
 def test_idle_work_that_is_not_done_goes_on_sooner() -> None:
     engine = Engine()
     engine.observer.more = True

@@ -315,5 +315,5 @@ def test_what_was_loaded_is_compared_before_the_checks_of_the_forward_that_reads
         in_line = run(engine, "a new")
     assert in_line[-3:] == ["arrive", "forward_launched a new", "after_forward a new"]
     del calls[:]
-    engine.on_idle()
+    engine.hooks.idle()
     assert calls.index("arrive") == calls.index("idle") - 1
