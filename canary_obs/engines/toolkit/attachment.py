@@ -42,7 +42,6 @@ def attach_adapter(
             runtime = CanaryRuntime(adapter, config, device, link)
             runtime.health.add_source(UntriedEngine(adapter))
             adapter.attach(runtime)  # which compiles what its views need
-        check_untried(adapter.untried, config)  # it may know more of what the settings ask for
     except Exception:
         adapter.detach()
         if link is not None:
