@@ -13,6 +13,7 @@ from canary_obs.engines.sglang.groups import FoundGroups, SglangGroup, draft_gro
 from canary_obs.engines.sglang.ranks import attention_rank, first_head
 from canary_obs.engines.sglang.speculation import draft_runners
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import UnsupportedEngine
 
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
@@ -59,11 +60,7 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
     with torch.inference_mode(False):
         spliced = {group.view.name: _records_for(group) for group in groups}
     vars(scheduler)[_SPLICED] = spliced
-    kinds = StateType.__members__
-    components = [
-        (next(kinds[name] for name in _components_of(group) if name in kinds), spliced[group.view.name])
-        for group in groups
-    ]
+    components = [(_component_of(group, StateType.__members__), spliced[group.view.name]) for group in groups]
     patches = MethodPatches()
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,6 +86,17 @@ def _components_of(group: SglangGroup) -> tuple[str, ...]:
     if group.by_row is not None:
         return _STATES
     return _WHOLE if group.view.window is None else _WINDOWED
+
+
+def _component_of(group: SglangGroup, kinds: Mapping[str, Any]) -> Any:
+    """The one that this SGLang has. Raises UnsupportedEngine if it has none."""
+    names = _components_of(group)
+    if not (known := [kinds[name] for name in names if name in kinds]):
+        raise UnsupportedEngine(
+            f"this SGLang sends {', '.join(kinds)} as state, and records of group {group.view.name} go with "
+            f"{' or '.join(names)}: use a supported SGLang, or unset KV_CANARY_TRANSFER_RECORDS everywhere"
+        )
+    return known[0]
 
 
 def is_whole(group: SglangGroup) -> bool:

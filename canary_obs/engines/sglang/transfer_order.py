@@ -103,7 +103,6 @@ class StreamOrder(TransferOrder):
             yield _nothing
             return
         if (forward := forward_of(request, tokens)) is None:
-            stream.wait_stream(torch.cuda.current_stream(self._device))
             with self._checks.in_order():
                 stream.wait_stream(torch.cuda.current_stream(self._device))
         else:

@@ -11,9 +11,10 @@ import torch
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engines.sglang.disaggregation import _NOWHERE, TransferHooks
-from canary_obs.engines.sglang.spliced_buffers import _SPLICED, _records_for
+from canary_obs.engines.sglang.spliced_buffers import _SPLICED, _component_of, _records_for
 from canary_obs.engines.sglang.transfer_order import TransferOrder
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import UnsupportedEngine
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 
@@ -266,6 +267,20 @@ def test_a_request_has_one_state_which_goes_along_whole() -> None:
     queue._commit_transfer_to_req(SimpleNamespace(req=request(length=0)))
     assert len(observer.arrived) == before, "it has none"
     assert observer.faults == []
+
+
+def test_records_go_with_the_component_that_this_sglang_has() -> None:
+    """0.5.16 has DSA and SWA where 0.5.23 has BLOCK_SCALE and BLOCK_SCALE_SWA as well."""
+    windows = group(window=4)
+    newer = {name: name for name in ("MAMBA", "SWA", "DSA", "BLOCK_SCALE", "BLOCK_SCALE_SWA")}
+    older = {name: name for name in ("MAMBA", "SWA", "DSA")}
+    assert [_component_of(each, newer) for each in (group(), windows)] == ["BLOCK_SCALE", "BLOCK_SCALE_SWA"]
+    assert [_component_of(each, older) for each in (group(), windows)] == ["DSA", "SWA"]
+    windows.view.name = "swa"
+    with pytest.raises(
+        UnsupportedEngine, match="MAMBA as state, and records of group swa go with BLOCK_SCALE_SWA or SWA"
+    ):
+        _component_of(windows, {"MAMBA": 1})
 
 
 def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:
