@@ -22,6 +22,7 @@ import torch
 
 from canary_obs.bench.environment import environment
 from canary_obs.bench.sglang_engine import CHAIN, engine_settings
+from canary_obs.cli.bench_report import write_json
 from canary_obs.config import ServiceConfig
 from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
 from canary_obs.hub.hub import Hub
@@ -251,10 +252,8 @@ def main() -> int:
         "perturbed": perturbed,
         "problems": wrong,
     }
-    text = json.dumps(result, indent=1)
-    if given.output:
-        given.output.write_text(text + "\n", "utf-8")
-    print(text)
+    write_json(given.output, result)
+    print(json.dumps(result, indent=1))
     return int(bool(wrong))
 
 
