@@ -13,6 +13,9 @@ _WINDOWS = _DECODE + "test_slots_of_a_window_group"
 _LENGTHS = _DECODE + "test_lengths_that_the_table_cannot_have"
 _DRAFTS = _DECODE + "test_drafts_that_the_lengths_do_not_have"
 _SHOWN = _COPIES + "test_drafts_are_shown_of_copies"
+_DEVICE_STATES = _TESTS + "test_device_states.py::"
+_WHERE_LAYERS_LOOK = "test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
+_OF_ITS_OWN = "test_a_prompt_leaves_the_state_of_its_last_whole_chunk_which_is_a_forward_of_its_own"
 
 ALL = (
     *mutants(
@@ -98,6 +101,45 @@ ALL = (
             "component_data[_COMPONENTS[group]].lock_ref",
             "component_data[0].lock_ref",
             _TESTS + "test_component_tree.py::test_each_group_has_locks_of_its_own",
+        ),
+        (
+            "follow_none = [-1] * len(nodes)",
+            "follow_none = parents",
+            _TESTS + "test_component_tree.py::test_states_follow_none_and_not_every_node_has_one",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/device_states.py",
+        (
+            "if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):",
+            "if not self._held:",
+            _DEVICE_STATES + "test_a_request_that_comes_back_has_another_state",
+        ),
+        (
+            "torch.index_select(self._rows, 0, rows[:count], out=self._table[:count, 0])",
+            "self._table[:count, 0] = self._slots[:count]",
+            _DEVICE_STATES + _WHERE_LAYERS_LOOK,
+        ),
+        (
+            "% self._interval == 0",
+            "% self._interval == 1",
+            _DEVICE_STATES + "test_a_decode_copies_the_states_of_requests_at_the_interval",
+        ),
+        (
+            ">= self._chunk",
+            "> self._chunk",
+            _DEVICE_STATES + _OF_ITS_OWN,
+        ),
+        ("            self.shown += 1\n", "", _DEVICE_STATES + _OF_ITS_OWN),
+        (
+            "            observer.before_load(STATE, tracked.slots)\n",
+            "",
+            _DEVICE_STATES + "test_a_decode_copies_the_states_of_requests_at_the_interval",
+        ),
+        (
+            "            observer.invalidated(STATE, tracked.slots)\n",
+            "",
+            _DEVICE_STATES + "test_what_a_forward_that_failed_has_left_has_no_record",
         ),
     ),
     *mutants(

@@ -176,6 +176,7 @@ class SglangAdapter(EngineAdapter):
         if self._trees is not None:  # the accepted path of a batch of trees is shown after them
             for name in self._trees.groups:
                 counts[name] += self._trees.paths
+        counts |= {} if (tracked := self._views.tracked) is None else {STATE: counts[STATE] + tracked.shown}
         return counts
 
     def requests_scheduled(self) -> int:
@@ -250,8 +251,7 @@ class SglangAdapter(EngineAdapter):
             self.host_tier.wrap(self._patches)
             self.record_bytes = self.host_tier.device_bytes
         if is_unified(self.runner.token_to_kv_pool):
-            moving = pools_by_group(self.runner)
-            UnifiedMemory(moving, self._freed, observer).wrap(self._patches)
+            UnifiedMemory(pools_by_group(self.runner), self._freed, observer).wrap(self._patches)
         if (role := settings_of(self.scheduler).disaggregation_mode) in ROLES:
             given = self._by_name, observer, order
             self.transfer = TransferHooks(self.scheduler, *given)
@@ -261,7 +261,7 @@ class SglangAdapter(EngineAdapter):
             hooks.ran = order.ran if role == "prefill" else None
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         if STATE in self._by_name:
-            StateHooks(self.runner, observer).wrap(self._patches)
+            StateHooks(self.runner, observer, hooks, self._views.tracked).wrap(self._patches)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
 

@@ -11,6 +11,7 @@ import torch
 
 from canary_obs.copy_records.draft_trees import DraftTrees, own_slots
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.sglang.device_states import TrackedStates
 from canary_obs.engines.sglang.entry_steps import EntrySteps
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
@@ -33,7 +34,7 @@ class BatchViews:
     ) -> None:
         """`trees`: is given the nodes of each verification; None = drafts do not branch.
 
-        `own_tables`: whether to allocate tables of groups that have other slots than the request table.
+        `own_tables`: whether to allocate memory for groups that have other slots than the request table.
         """
         self._trees = trees
         self._table = runner.req_to_token_pool.req_to_token
@@ -55,9 +56,10 @@ class BatchViews:
         self._states = {
             group.view.name: StateSteps(group.by_row, self.step_types, group.own_slots)
             for group in groups
-            if group.by_row is not None
+            if group.by_row is not None and own_tables
         }
         self._names: tuple[list[Any], list[str]] = [], []  # requests of the last batch, and their names
+        self.tracked: TrackedStates | None = None  # that forwards leave for the prefix cache, if they do
         self.keeps_last = False  # for `SeveralDrafts`
         self.last: StepView | None = None  # the newest view
 

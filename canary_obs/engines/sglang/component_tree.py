@@ -9,12 +9,14 @@ from torch import Tensor
 
 from canary_obs.engines.sglang.groups import FULL, SWA
 from canary_obs.engines.sglang.node_tree import NodeTree
+from canary_obs.engines.sglang.node_walk import NodeWalk
+from canary_obs.engines.sglang.states import STATE
 
-_COMPONENTS = {FULL: 0, SWA: 1}  # by SGLang's ComponentType
+_COMPONENTS = {FULL: 0, SWA: 1, STATE: 2}  # by SGLang's ComponentType
 
 
 class ComponentTree(NodeTree):
-    """A node whose tokens have left the window keeps its full slots, and has no others."""
+    """A node whose tokens have left the window keeps its full slots, and has no others. Some have a state."""
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: by the allocator's mapping; None = there is no window group. Waits for the device."""
@@ -23,6 +25,13 @@ class ComponentTree(NodeTree):
         if group in self._windowed or not slots.numel():
             return slots > 0
         return (windows[slots.to(self._device)] > 0).cpu()
+
+    def _walk(self, group: str, nodes: list[Any], parents: list[int]) -> NodeWalk:
+        if group != STATE:
+            return super()._walk(group, nodes, parents)
+        self._marks[group] = self._freed[group].mark()
+        follow_none = [-1] * len(nodes)
+        return NodeWalk(self._slots(group, nodes), follow_none, self._copies, self._freed[group])
 
     def _slots(self, group: str, nodes: list[Any]) -> list[Tensor]:
         number, none = _COMPONENTS[group], torch.empty(0, dtype=torch.int64, device=self._device)

@@ -20,7 +20,9 @@ from canary_kernels.forward_start import RING_ROWS
 from canary_obs.copy_records.draft_trees import own_slots
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
+from canary_obs.engines.sglang.device_states import DeviceStates, TrackedStates
 from canary_obs.engines.sglang.groups import SglangGroup
+from canary_obs.engines.sglang.states import STATE
 from canary_obs.engines.sglang.window_slots import WindowSlots
 from canary_obs.engines.toolkit.device_digests import backend_for
 from canary_obs.errors import UnsupportedEngine
@@ -87,6 +89,10 @@ class DeviceViews(BatchViews):
         self._held = deque[tuple[Any, ...]](maxlen=_HELD)
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
+        by_row = [group.by_row for group in groups if group.by_row is not None]
+        self._of_states = DeviceStates(by_row[0], self.step_types) if by_row else None
+        if self._of_states is not None and runner.req_to_token_pool.enable_mamba_extra_buffer:
+            self.tracked = TrackedStates(runner.server_args, self._of_states)
         if self._backend is Backend.TRITON:
             self._compile()
 
@@ -98,7 +104,9 @@ class DeviceViews(BatchViews):
     def repeats(self, batch: Any, requests: Sequence[Any]) -> bool:
         """Whether the batch decodes the requests of the last view, which then shows this one, too."""
         # Slots that have left a window since the last step are free, and may be written again: not early.
-        known = self._decoding is not None and self._windows is None and not self._drafts
+        # A state is written by each forward of its request.
+        apart = self._windows is None and self._of_states is None
+        known = self._decoding is not None and apart and not self._drafts
         return known and batch.forward_mode.is_decode() and self._names[0] == requests
 
     def build(self, batch: Any, requests: Sequence[Any], *, late: bool = False) -> StepView:
@@ -109,6 +117,8 @@ class DeviceViews(BatchViews):
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
+        if self._of_states is not None:
+            self._of_states.keep(batch.req_pool_indices, requests, names)
         verifies = batch.forward_mode.name == "TARGET_VERIFY"
         width = int(batch.spec_info.draft_token_num) if verifies else 1
         columns = self._columns.get((count, width)) or self._make_columns(count, width)
@@ -209,6 +219,13 @@ class DeviceViews(BatchViews):
         steps = [GroupStep(slot_table=self._memory.table, out_slots=tokens[2])]
         if self._memory.windows is not None:
             steps.append(GroupStep(slot_table=self._memory.windows, out_slots=tokens[3]))
+        groups = {
+            group.view.name: steps[group.own_slots is not None]
+            for group in self._groups
+            if group.by_row is None
+        }
+        if self._of_states is not None:
+            groups[STATE] = self._of_states.last
         return StepView(
             request_ids=names,
             rows=columns.rows,
@@ -218,7 +235,7 @@ class DeviceViews(BatchViews):
             input_ids=tokens[0],
             positions=tokens[1],
             digests=None if self._drafts else columns.digests,
-            groups={group.view.name: steps[group.own_slots is not None] for group in self._groups},
+            groups=groups,
             known_lens=columns.known_lens,
             known_digests=columns.known_digests,
         )

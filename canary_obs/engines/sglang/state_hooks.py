@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,22 +10,35 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.sglang.check_order import CheckOrder
+from canary_obs.engines.sglang.device_states import TrackedStates
 from canary_obs.engines.sglang.states import STATE
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import HOST_PEER
 
+_KEPT = 32  # announced lists of slots, which checks on a stream of their own may still read
+
 
 class StateHooks:
-    """Announces changes that no request's own forward makes to its state; on a CPU.
+    """Announces changes that no request's own forward makes to its state.
 
     SGLang clears the state of a new request, or copies one of the prefix cache to it, within its forward.
     The same call is made before the forward's checks here, so that these find a damaged source, or a copy
     that went wrong; within the forward nothing of it is left to do.
     """
 
-    def __init__(self, runner: Any, observer: Observer) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        observer: Observer,
+        checks: CheckOrder,
+        tracked: TrackedStates | None = None,
+    ) -> None:
+        """`tracked`: None = forwards leave no states for the prefix cache."""
         self._runner, self._observer = runner, observer
+        self._checks, self._tracked = checks, tracked
+        self._kept = deque[Tensor](maxlen=_KEPT)
 
     def wrap(self, patches: MethodPatches) -> None:
         """From now on; `patches` undoes that. Call after the forward itself was wrapped."""
@@ -37,8 +51,8 @@ class StateHooks:
 
     def _around_clear(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clear_slots(indices: Tensor) -> Any:
-            slots = _slots(indices)
-            self._announce(self._observer.before_load, slots)
+            slots = self._slots(indices)
+            self._before_load(slots)
             result = original(indices)
             self._announce(self._observer.invalidated, slots)
             return result
@@ -47,8 +61,8 @@ class StateHooks:
 
     def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def copy_from(src_indices: Tensor, dst_indices: Tensor) -> Any:
-            source, destination = _slots(src_indices), _slots(dst_indices)
-            self._announce(self._observer.before_load, destination)
+            source, destination = self._slots(src_indices), self._slots(dst_indices)
+            self._before_load(destination)
             result = original(src_indices, dst_indices)
             self._announce(self._observer.copied, source, destination)
             return result
@@ -61,15 +75,15 @@ class StateHooks:
             if type(copy) is not tuple:
                 return copy
             kept = _StateCopy(copy)
-            kept.records = self._announce(self._observer.records_of, _slots(indices))
+            kept.records = self._announce(self._observer.records_of, self._slots(indices))
             return kept
 
         return get_cpu_copy
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_cpu_copy(mamba_cache_cpu: Any, indices: Tensor) -> Any:
-            slots, records = _slots(indices), getattr(mamba_cache_cpu, "records", None)
-            self._announce(self._observer.before_load, slots)
+            slots, records = self._slots(indices), getattr(mamba_cache_cpu, "records", None)
+            self._before_load(slots)
             result = original(mamba_cache_cpu, indices)
             if records is None:
                 self._announce(self._observer.received, slots)
@@ -82,20 +96,33 @@ class StateHooks:
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(batch: Any, *args: Any, **kwargs: Any) -> Any:
             self._runner._maybe_execute_deferred_mamba_cow_and_clear(batch)
-            return original(batch, *args, **kwargs)
+            if self._tracked is None:
+                return original(batch, *args, **kwargs)
+            observer, given = self._observer, (self._observer, self._checks)
+            left = guarded(observer, "announce", self._tracked.begin, batch, *given)
+            result = original(batch, *args, **kwargs)
+            if left is not None:
+                guarded(observer, "announce", self._tracked.end, left, *given)
+            return result
 
         return forward
 
+    def _before_load(self, slots: Tensor) -> None:
+        self._announce(self._observer.before_load, slots)
+        self._checks.precede()
+
     def _announce(self, hook: Callable[..., Any], *given: object) -> Any:
-        return guarded(self._observer, "announce", hook, STATE, *given)
+        with self._checks.in_order():
+            return guarded(self._observer, "announce", hook, STATE, *given)
+
+    def _slots(self, indices: Tensor) -> Tensor:
+        """int64 [n]; SGLang gives the index of a single one without a dimension."""
+        slots = indices.to(torch.int64).reshape(-1)
+        self._kept.append(slots)
+        return slots
 
 
 class _StateCopy(tuple[Any, ...]):
     """A copy of states in host memory, with their records: they end together."""
 
     records: Tensor | None  # int64 [n, RECORD_WORDS]
-
-
-def _slots(indices: Tensor) -> Tensor:
-    """int64 [n]; SGLang gives the index of a single one without a dimension."""
-    return indices.to(torch.int64).reshape(-1)

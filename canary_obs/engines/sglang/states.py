@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_kernels.hashing import mix_arrays
@@ -28,13 +29,15 @@ def state_view(pool: Any, rank: int) -> GroupView:
     `rank`: of the tensor ranks, each of which has some heads.
     """
     states = pool.mamba_pool
-    if states.device != "cpu":
-        raise UnsupportedEngine("states are not followed on a GPU")
     held, kinds = states.mamba_cache, type(states).State
     obstacles = {
         "with copies in 8 bits": getattr(pool, "mamba_ckpt_pool", None) is not None,
-        "together with states of short convolutions or n-grams": bool(states._slot_siblings),
-        "with buffers that forwards fill for the prefix cache": pool.enable_mamba_extra_buffer,
+        "together with states of short convolutions or n-grams": bool(
+            getattr(states, "_slot_siblings", ())  # SGLang 0.5.16 has none
+        ),
+        "with buffers that forwards fill for the prefix cache": pool.enable_mamba_extra_buffer
+        and str(states.device) == "cpu",
+        "with such buffers that are allocated late": getattr(pool, "enable_mamba_extra_buffer_lazy", False),
         "that are written behind their requests (ReplaySSM)": states.replayssm_write_pos is not None,
         "with drafts": type(held) is not kinds,
     }
@@ -42,7 +45,7 @@ def state_view(pool: Any, rank: int) -> GroupView:
         raise UnsupportedEngine(f"states are not followed {', '.join(met)}")
     layers = [
         (int(layer), [part[index] for part in (*held.conv, held.temporal)])
-        for index, layer in enumerate(states.mamba_layer_ids)
+        for layer, index in pool.mamba_map.items()
     ]
     return GroupView(
         name=STATE, num_slots=int(states.size) + 1, page_size=1, sources=state_sources(layers, rank)
@@ -50,9 +53,16 @@ def state_view(pool: Any, rank: int) -> GroupView:
 
 
 def slot_of(request: Any) -> int:
-    """The slot of a request's state, by the scheduler; -1 = it has none."""
-    slot = request.kv.mamba_pool_idx
+    """The slot of a request's state, by the scheduler; -1 = it has none. Waits for the device."""
+    slot = held_state(request)
     return -1 if slot is None else int(slot)
+
+
+def held_state(request: Any) -> Tensor | None:
+    """int64 []: the same on the device; None = it has none."""
+    kept = request.kv if hasattr(request.kv, "mamba_pool_idx") else request  # SGLang 0.5.16
+    slot: Tensor | None = kept.mamba_pool_idx
+    return slot
 
 
 def state_slots(request: Any) -> Tensor:
@@ -91,11 +101,17 @@ class StateSteps:
 
     def _tokens(self, names: Sequence[str]) -> GroupTokens:
         count = len(names)
-        numbers = np.array([crc32(name.encode()) >> 1 for name in names], dtype=np.int64)
-        known = mix_arrays(numbers.astype(np.int32), np.zeros(count, dtype=np.int64)) + ANCHOR
+        numbers, known = numbers_of(names)
         return replace(
             self._entries.of(count),
             input_ids=torch.from_numpy(numbers).to(self._types.input_ids),
             known_lens=torch.ones(count, dtype=torch.int64),
-            known_digests=torch.from_numpy(known.view(np.int64)),
+            known_digests=torch.from_numpy(known),
         )
+
+
+def numbers_of(names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64 [n] each: what requests' states have in place of a token, and the chain over that."""
+    numbers = np.array([crc32(name.encode()) >> 1 for name in names], dtype=np.int64)
+    known = mix_arrays(numbers.astype(np.int32), np.zeros(len(names), dtype=np.int64)) + ANCHOR
+    return numbers, known.view(np.int64)

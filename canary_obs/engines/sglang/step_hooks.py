@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -67,6 +68,13 @@ class StepHooks:
 
     def stop(self) -> None:
         """The hooks are not called any more."""
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """As all checks are."""
+        return nullcontext()
+
+    def precede(self) -> None:
+        """They are over."""
 
     def end_step(self) -> None:
         """The batch was launched; on the scheduler's stream."""

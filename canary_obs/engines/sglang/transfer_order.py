@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from canary_obs.engines.sglang.check_order import CheckOrder
 from canary_obs.engines.sglang.request_rows import tokens_written
 
 _CHECKED = "_kv_canary_checked"  # of a request: its last _Checked, of at most two forwards
@@ -22,14 +23,8 @@ class _Checked(NamedTuple):
     events: tuple[torch.Event, ...]  # after all checks so far; none on a CPU
 
 
-class Checks(Protocol):
+class Checks(CheckOrder, Protocol):
     """The checks of an engine, on streams of its device."""
-
-    def in_order(self) -> AbstractContextManager[None]:
-        """Launches inside follow all checks so far, and what the current stream was given."""
-
-    def precede(self) -> None:
-        """What the current stream is given next follows all checks so far."""
 
     def record(self, side: torch.Event, line: torch.Event) -> None:
         """The events happen when all checks so far are over, on either stream."""

@@ -23,7 +23,13 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
         "release_memory_occupation": ("recv_req",),
         "resume_memory_occupation": ("recv_req",),
     },
-    "sglang.srt.model_executor.model_runner:ModelRunner": {"forward": ("forward_batch",)},
+    "sglang.srt.model_executor.model_runner:ModelRunner": {
+        "forward": ("forward_batch",), "_maybe_execute_deferred_mamba_cow_and_clear": ("forward_batch",),
+    },
+    "sglang.srt.mem_cache.memory_pool:MambaPool": {
+        "clear_slots": ("indices",), "copy_from": ("src_indices", "dst_indices"),
+        "load_cpu_copy": ("mamba_cache_cpu", "indices"),
+    },
     "sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator": {"free": ("free_index",), "clear": ()},
     "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator": {
         "get_cpu_copy": ("indices",), "load_cpu_copy": ("kv_cache_cpu", "indices"),
@@ -42,7 +48,7 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "sglang.srt.mem_cache.radix_cache:RadixCache": {"evictable_size": (), "protected_size": ()},
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
             "full_evictable_size": (), "full_protected_size": (), "swa_evictable_size": (),
-            "swa_protected_size": (),
+            "swa_protected_size": (), "mamba_evictable_size": (), "mamba_protected_size": (),
         },
     },
     "0.5.23": {
@@ -50,14 +56,6 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
             "full_evictable_size": (), "full_protected_size": (), "mamba_evictable_size": (),
             "mamba_protected_size": (), "all_mamba_values_flatten": (),
-        },
-        "sglang.srt.model_executor.model_runner:ModelRunner": {
-            "forward": ("forward_batch",),
-            "_maybe_execute_deferred_mamba_cow_and_clear": ("forward_batch",),
-        },
-        "sglang.srt.mem_cache.memory_pool:MambaPool": {
-            "clear_slots": ("indices",), "copy_from": ("src_indices", "dst_indices"),
-            "load_cpu_copy": ("mamba_cache_cpu", "indices"),
         },
         "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": {"move_kv_cache": ("tgt_loc", "src_loc")},
         "sglang.srt.mem_cache.allocator.unified_sub_pool:MultiEndedAllocator": {

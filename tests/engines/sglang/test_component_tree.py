@@ -15,23 +15,32 @@ from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from tests.engines.sglang.test_freed_slots import Tokens
 
 CPU = torch.device("cpu")
+LOCKED = 7  # a state that a running request holds on to
 
 
-def node(slots: list[int], *children: Any, windows: bool = True, locked: tuple[int, int] = (0, 0)) -> Any:
+def node(
+    slots: list[int],
+    *children: Any,
+    windows: bool = True,
+    locked: tuple[int, int] = (0, 0),
+    state: int | None = None,
+) -> Any:
     """Slots of windows are ten more; `locked`: by running requests, full ones and those of windows."""
     full = torch.tensor(slots, dtype=torch.int64)
     data = [
         SimpleNamespace(value=value, lock_ref=count)
         for value, count in zip((full, full + 10 if windows else None), locked, strict=True)
     ]
+    held = None if state is None else torch.tensor([state])
+    data.append(SimpleNamespace(value=held, lock_ref=int(state == LOCKED)))
     return SimpleNamespace(key=slots, component_data=data, children=dict(enumerate(children)))
 
 
 def tree_of(root: Any, windows: WindowSlots | None = None) -> ComponentTree:
     sizes = {"full_evictable_size": 5, "full_protected_size": 2, "swa_evictable_size": 3}
-    sizes["swa_protected_size"] = 1
+    sizes |= {"swa_protected_size": 1, "mamba_evictable_size": 2, "mamba_protected_size": 1}
     tree = SimpleNamespace(root_node=root, **{name: lambda size=size: size for name, size in sizes.items()})
-    freed = {name: FreedSlots(Tokens(20), 21) for name in ("full", "swa")}
+    freed = {name: FreedSlots(Tokens(20), 21) for name in ("full", "swa", "state")}
     own = {} if windows is None else {"swa": windows}
     return ComponentTree(tree, freed, own, device=CPU, scheduler=ForwardStream(CPU))
 
@@ -73,6 +82,17 @@ def test_each_group_has_locks_of_its_own() -> None:
     tree = a_tree()
     assert set(links(tree, "full", unlocked_only=True)) == {4, 2, 8}
     assert set(links(tree, "swa", unlocked_only=True)) == {19, 18}
+
+
+def test_states_follow_none_and_not_every_node_has_one() -> None:
+    below = node([7, 5], node([6], state=3), node([1], state=LOCKED))
+    tree = tree_of(node([], node([4, 2], below, state=12), node([8])))
+    alone = (0, -1)
+    assert links(tree, "state") == {12: alone, 3: alone, LOCKED: alone}
+    assert set(links(tree, "state", unlocked_only=True)) == {12, 3}
+    assert links(tree, "full")[6] == (4, 5)
+    assert tree.count("state").slots == 3
+    assert tree.swa_resident("state", torch.tensor([3])) is None
 
 
 def test_counts_are_the_trees_own() -> None:

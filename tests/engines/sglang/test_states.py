@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +37,7 @@ class Pool:
     State = Held
 
     def __init__(self, *, device: str = "cpu", siblings: Any = (), late: Any = None) -> None:
-        self.size, self.device, self.mamba_layer_ids = SIZE, device, [1, 3]
+        self.size, self.device = SIZE, device
         self.mamba_cache: Any = Held(
             conv=[torch.zeros(LAYERS, SIZE + 1, 6, 2)],
             temporal=torch.zeros(LAYERS, SIZE + 1, 2, 3),
@@ -58,9 +60,10 @@ class Pool:
         self.calls.append(("load", mamba_cache_cpu, indices.tolist()))
 
 
-def requests_of(states: Any = None, *, small: Any = None, buffer: bool = False) -> Any:
+def requests_of(states: Any = None, *, small: Any = None, buffer: bool = False, late: bool = False) -> Any:
     return SimpleNamespace(
         mamba_pool=states or Pool(), mamba_ckpt_pool=small, enable_mamba_extra_buffer=buffer,
+        enable_mamba_extra_buffer_lazy=late, mamba_map={1: 0, 3: 1},
         mamba_allocator=object(), req_index_to_mamba_index_mapping=torch.zeros(8, dtype=torch.int32),
     )  # fmt: skip
 
@@ -84,7 +87,7 @@ def with_drafts() -> Pool:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (requests_of(Pool(device="cuda")), "on a GPU"),
+        (requests_of(Pool(device="cuda"), buffer=True, late=True), "such buffers that are allocated late"),
         (requests_of(Pool(siblings=[object()])), "together with states of short convolutions"),
         (requests_of(Pool(late=torch.zeros(4))), "ReplaySSM"),
         (requests_of(small=object()), "with copies in 8 bits"),
@@ -95,6 +98,10 @@ def with_drafts() -> Pool:
 def test_states_that_are_not_followed_are_named(given: Any, named: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"states are not followed .*{named}"):
         state_view(given, 0)
+
+
+def test_buffers_that_forwards_fill_are_followed_on_a_gpu() -> None:
+    assert state_view(requests_of(Pool(device="cuda"), buffer=True), 0).name == "state"
 
 
 @pytest.mark.parametrize("buffer", [False, True])
@@ -178,6 +185,23 @@ class Watching:
         return told
 
 
+class InOrder:
+    """An order of checks that notes when the engine is made to wait."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls, self.inside = calls, 0
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        self.inside += 1
+        yield
+        self.inside -= 1
+
+    def precede(self) -> None:
+        assert not self.inside
+        self.calls.append(("wait",))
+
+
 def test_changes_are_announced_around_the_call_that_makes_them() -> None:
     pool, patches = Pool(), MethodPatches()
     calls = pool.calls
@@ -193,24 +217,29 @@ def test_changes_are_announced_around_the_call_that_makes_them() -> None:
             return more
 
     runner = Runner()
-    StateHooks(runner, Watching(calls)).wrap(patches)  # type: ignore[arg-type]
+    StateHooks(runner, Watching(calls), InOrder(calls)).wrap(patches)  # type: ignore[arg-type]
     assert runner.forward(4, more="answer") == "answer"
     assert calls == [
-        ("before_load", "state", [4]), ("clear", [4]), ("invalidated", "state", [4]), ("forward", 4)
+        ("before_load", "state", [4]), ("wait",), ("clear", [4]), ("invalidated", "state", [4]),
+        ("forward", 4),
     ]  # fmt: skip
     calls.clear()
     pool.copy_from(torch.tensor([1]), torch.tensor([2]))
-    assert calls == [("before_load", "state", [2]), ("copy", [1], [2]), ("copied", "state", [1], [2])]
+    assert calls == [
+        ("before_load", "state", [2]), ("wait",), ("copy", [1], [2]), ("copied", "state", [1], [2])
+    ]  # fmt: skip
     calls.clear()
     pool.load_cpu_copy("copy", torch.tensor([3]))
-    assert calls == [("before_load", "state", [3]), ("load", "copy", [3]), ("received", "state", [3])]
+    assert calls == [
+        ("before_load", "state", [3]), ("wait",), ("load", "copy", [3]), ("received", "state", [3])
+    ]  # fmt: skip
     calls.clear()
     kept = pool.get_cpu_copy(torch.tensor(5))  # as SGLang's pools of both ask for one
     assert kept == ("conv", "temporal")
     pool.load_cpu_copy(kept, torch.tensor(6))
     assert calls == [
-        ("save", 5), ("records_of", "state", [5]), ("before_load", "state", [6]), ("load", kept, 6),
-        ("received", "state", [6], [[9] * 4], "host"),
+        ("save", 5), ("records_of", "state", [5]), ("before_load", "state", [6]), ("wait",),
+        ("load", kept, 6), ("received", "state", [6], [[9] * 4], "host"),
     ]  # fmt: skip
     patches.restore()
     calls.clear()

@@ -9,14 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from canary_obs.errors import UnsupportedEngine
-
 _CHUNK = 64  # tokens between two states that SGLang keeps for its prefix cache
-
-
-def refused_on_gpus(pool: Any, rank: int) -> Any:
-    """What `state_view` does where states are on a GPU."""
-    raise UnsupportedEngine("states are not followed on a GPU")
 
 
 def install() -> None:

@@ -1,0 +1,150 @@
+"""States of linear attention in memory of the adapter's own, and those left for the prefix cache."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_kernels.hashing import chain_of
+from canary_obs.engines.sglang.device_states import DeviceStates, TrackedStates
+from canary_obs.engines.sglang.state_hooks import StateHooks
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from tests.engines.sglang.test_states import TYPES, InOrder, Pool, Watching
+
+ARGUMENTS = SimpleNamespace(mamba_cache_chunk_size=64, mamba_track_interval=16)
+
+
+def request(slot: int | None) -> Any:
+    """As of SGLang 0.5.16: the slot is the request's own, not that of its KV."""
+    return SimpleNamespace(kv=SimpleNamespace(), mamba_pool_idx=None if slot is None else torch.tensor(slot))
+
+
+@pytest.fixture
+def rows() -> torch.Tensor:
+    """Of the request table: row 5 has state 3, row 2 has state 7."""
+    rows = torch.zeros(8, dtype=torch.int32)
+    rows[5], rows[2] = 3, 7
+    return rows
+
+
+def test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look(rows: torch.Tensor) -> None:
+    states, names = DeviceStates(rows, TYPES), ["a", "b"]
+    requests, places = [request(3), request(7)], torch.tensor([5, 2])
+    states.keep(places, requests, names)
+    first = states.last
+    assert first.out_slots.tolist() == [3, 7]
+    assert first.slot_table.tolist() == [[3], [7]]
+    rows[5] = 7  # the layers are led to another request's
+    states.keep(places, requests, names)
+    assert states.last is first  # the next forward of these requests has the same tensors
+    assert first.slot_table.tolist() == [[7], [7]]
+    assert first.out_slots.tolist() == [3, 7]
+    tokens = first.tokens
+    assert tokens is not None
+    assert tokens.known_lens is not None
+    assert tokens.known_digests is not None
+    assert (tokens.prefix_lens.tolist(), tokens.extend_lens.tolist()) == ([0, 0], [1, 1])
+    assert tokens.known_lens.tolist() == [1, 1]
+    for number, digest in zip(tokens.input_ids.tolist(), tokens.known_digests.tolist(), strict=True):
+        assert int(chain_of(torch.tensor([number]))[-1]) == digest
+    assert len(set(tokens.input_ids.tolist())) == 2
+
+
+def test_a_request_that_comes_back_has_another_state(rows: torch.Tensor) -> None:
+    states, names = DeviceStates(rows, TYPES), ["a"]
+    states.keep(torch.tensor([5]), [request(3)], names)
+    states.keep(torch.tensor([5]), [request(6)], names)
+    assert states.last.out_slots.tolist() == [6]
+
+
+def test_a_request_without_a_state_is_no_view(rows: torch.Tensor) -> None:
+    states = DeviceStates(rows, TYPES)
+    with pytest.raises(LookupError, match="SGLang runs 1 of 2 requests without a state"):
+        states.keep(torch.tensor([5, 2]), [request(3), request(None)], ["a", "b"])
+
+
+def batch(
+    *, decodes: bool, lens: list[int], extends: list[int], tracked: list[int], mask: bool = True
+) -> Any:
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(is_decode=lambda: decodes),
+        seq_lens_cpu=torch.tensor(lens),
+        extend_seq_lens_cpu=extends,
+        mamba_track_mask=torch.ones(len(lens), dtype=torch.bool) if mask else None,
+        mamba_track_indices=torch.tensor(tracked),
+    )
+
+
+def ran(
+    rows: torch.Tensor, given: Any, *, fails: bool = False
+) -> tuple[list[tuple[Any, ...]], TrackedStates]:
+    """What a forward announces of what it leaves."""
+    states, pool = DeviceStates(rows, TYPES), Pool()
+    tracked, calls = TrackedStates(ARGUMENTS, states), pool.calls
+
+    class Runner:
+        req_to_token_pool = SimpleNamespace(mamba_pool=pool)
+
+        def _maybe_execute_deferred_mamba_cow_and_clear(self, batch: Any) -> None:
+            """Nothing is cleared or copied."""
+
+        def forward(self, batch: Any) -> str:
+            states.keep(torch.tensor([5, 2]), [request(3), request(7)], ["a", "b"])
+            calls.append(("forward",))
+            if fails:
+                raise MemoryError
+            return "answer"
+
+    runner, observer = Runner(), Watching(calls)
+    StateHooks(runner, observer, InOrder(calls), tracked).wrap(MethodPatches())  # type: ignore[arg-type]
+    if fails:
+        with pytest.raises(MemoryError):
+            runner.forward(given)
+    else:
+        assert runner.forward(given) == "answer"
+    return calls, tracked
+
+
+BEFORE = ("before_load", "state", [6]), ("invalidated", "state", [6]), ("wait",), ("forward",)
+
+
+def test_a_decode_copies_the_states_of_requests_at_the_interval(rows: torch.Tensor) -> None:
+    calls, tracked = ran(rows, batch(decodes=True, lens=[31, 32], extends=[], tracked=[5, 6]))
+    assert calls == [*BEFORE, ("copied", "state", [7], [6])]
+    assert tracked.shown == 0
+
+
+def test_a_prompt_leaves_the_state_of_its_last_whole_chunk_which_is_a_forward_of_its_own(
+    rows: torch.Tensor,
+) -> None:
+    calls, tracked = ran(rows, batch(decodes=False, lens=[63, 70], extends=[63, 64], tracked=[5, 6]))
+    assert calls[:4] == list(BEFORE)
+    assert [name for name, *_ in calls[4:]] == ["before_forward", "after_forward"]
+    view = calls[4][1]
+    assert view is calls[5][1]
+    assert (view.request_ids, view.rows.tolist(), list(view.groups)) == (["b"], [0], ["state"])
+    step = view.groups["state"]
+    assert (step.slot_table.tolist(), step.out_slots.tolist()) == ([[6]], [6])
+    assert step.tokens.known_lens.tolist() == view.known_lens.tolist() == [1]
+    assert int(chain_of(step.tokens.input_ids)[-1]) == int(step.tokens.known_digests[0])
+    assert tracked.shown == 1  # SGLang does not count it
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        batch(decodes=True, lens=[31, 33], extends=[], tracked=[5, 6]),
+        batch(decodes=False, lens=[63, 63], extends=[63, 63], tracked=[5, 6]),
+        batch(decodes=False, lens=[64, 64], extends=[64, 64], tracked=[5, 6], mask=False),
+    ],
+)
+def test_a_forward_that_leaves_nothing(rows: torch.Tensor, given: Any) -> None:
+    assert ran(rows, given)[0] == [("forward",)]
+
+
+def test_what_a_forward_that_failed_has_left_has_no_record(rows: torch.Tensor) -> None:
+    calls, _ = ran(rows, batch(decodes=True, lens=[31, 32], extends=[], tracked=[5, 6]), fails=True)
+    assert calls == list(BEFORE)
