@@ -155,5 +155,7 @@ class TrackedStates:
                 return
             view = self._states.view_of(tracked.places, tracked.which, tracked.slots)
             self.shown += 1
-            observer.before_forward(view)
+            # Not `before_forward`, which ends replays: this view is complete, and its checks come at once.
+            observer.before_write(view)
+            observer.forward_launched(view)
             observer.after_forward(view)

@@ -122,9 +122,9 @@ def test_a_prompt_leaves_the_state_of_its_last_whole_chunk_which_is_a_forward_of
 ) -> None:
     calls, tracked = ran(rows, batch(decodes=False, lens=[63, 70], extends=[63, 64], tracked=[5, 6]))
     assert calls[:4] == list(BEFORE)
-    assert [name for name, *_ in calls[4:]] == ["before_forward", "after_forward"]
+    assert [name for name, *_ in calls[4:]] == ["before_write", "forward_launched", "after_forward"]
     view = calls[4][1]
-    assert view is calls[5][1]
+    assert view is calls[5][1] is calls[6][1]
     assert (view.request_ids, view.rows.tolist(), list(view.groups)) == (["b"], [0], ["state"])
     step = view.groups["state"]
     assert (step.slot_table.tolist(), step.out_slots.tolist()) == ([[6]], [6])
