@@ -118,6 +118,15 @@ def unequal(device: str) -> Pool:
     return _pool(tensors, torch.bfloat16)
 
 
+def long(device: str) -> Pool:
+    """A slot's rows of thousands of words, as of states: of K and of V others, and neither whole blocks."""
+    sizes = {Part.K: 17_000, Part.V: 20_488}
+    return _pool(
+        {(part, layer): _noise((SLOTS, 1, sizes[part]), device) for layer in range(2) for part in sizes},
+        torch.float32,
+    )
+
+
 def deep(device: str) -> Pool:
     """So many layers that programs share a slot; V of some is wider than the rest."""
     tensors = {

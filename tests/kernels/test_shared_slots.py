@@ -10,7 +10,7 @@ from canary_kernels.buffers import SHARED_SLOTS, allocate_buffers
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import compare_slots, complete_slots, plan_fingerprint
 from canary_kernels.fingerprint.outcome import sum_of_shares
-from canary_kernels.fingerprint.shape import split_of
+from canary_kernels.fingerprint.shape import has_long_rows, split_of
 from canary_kernels.layout import (
     COUNT_HASHED,
     IDENTITY,
@@ -27,18 +27,29 @@ from tests.kernels.test_fingerprint import buffers_of, expected_hash, random_gro
 from tests.sizes import sized
 
 
+@pytest.fixture(scope="module", params=[pools.deep, pools.long])
+def known(request):
+    """A kind of pool, of many layers or of long rows, and the fingerprints of its slots by the oracle."""
+    pool = request.param("cpu")
+    return request.param, [expected_hash(pool, slot) for slot in range(pools.SLOTS)]
+
+
 @pytest.fixture(scope="module", params=list(Backend))
-def deep(request):
-    """A backend, the plan of a pool of many layers, and the fingerprints of its slots by the oracle."""
-    pool = pools.deep(device_of(request.param))
-    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(request.param))
-    return request.param, plan, [expected_hash(pool, slot) for slot in range(pools.SLOTS)]
+def deep(request, known):
+    """A backend, a pool and its plan, and the fingerprints of its slots."""
+    kind, own = known
+    pool = kind(device_of(request.param))
+    return request.param, pool, plan_fingerprint(pool.sources, RealData.ALL, device_of(request.param)), own
 
 
 @settings(max_examples=sized(20, 5))
-@given(dtype=st.sampled_from([torch.int32, torch.int64]), rng=st.randoms(use_true_random=False))
-def test_the_same_as_with_one_program(deep, dtype, rng):
-    backend, plan, own = deep
+@given(
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    of_forward=st.booleans(),
+    rng=st.randoms(use_true_random=False),
+)
+def test_the_same_as_with_one_program(deep, dtype, of_forward, rng):
+    backend, _, plan, own = deep
     group = random_group(rng, own)
     buffers = buffers_of(backend, group)
     for phase in (Phase.HEAD, None, Phase.HEAD):  # nothing of the first is left in the sums
@@ -52,25 +63,25 @@ def test_the_same_as_with_one_program(deep, dtype, rng):
                 complete_slots(backend, buffers, plan, listed)
                 group.complete(slots, hashes, covered=True)
             else:
-                compare_slots(backend, buffers, plan, listed, phase, of_forward=True)
+                compare_slots(backend, buffers, plan, listed, phase, of_forward=of_forward)
                 group.compare(slots, hashes, True, phase)
     assert_same(buffers, group)
-    assert not any(row.any() for row in buffers.shares)
+    apart = [row for key, row in buffers.cache.items() if isinstance(key, tuple) and key[0] == "shares"]
+    assert not any(row.any() for row in (*buffers.shares, *apart))
+    assert bool(apart) == (backend is Backend.TRITON and has_long_rows(plan) and not of_forward)
 
 
 def test_a_flipped_bit_of_each_layer_is_found(deep):
-    backend = deep[0]
-    pool = pools.deep(device_of(backend))
-    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    backend, pool, plan, _ = deep
     slots = torch.arange(2, device=device_of(backend))
     buffers = allocate_buffers(pools.SLOTS, torch.ones(1, dtype=torch.int64, device=device_of(backend)))
     buffers.records[:, IDENTITY] = identity_of(0, 0, RecordState.PENDING)
     complete_slots(backend, buffers, plan, slots)
     flipped = list(pool.bytes)[:: sized(1, 3) if backend is Backend.TRITON else 1]
     for found, (part, layer) in enumerate(flipped, 1):
-        pool.bytes[part, layer][1][1, 3] ^= 1 << 6
+        pool.bytes[part, layer][1][-1, -3] ^= 1 << 6
         compare_slots(backend, buffers, plan, slots, Phase.HEAD, of_forward=True)
-        pool.bytes[part, layer][1][1, 3] ^= 1 << 6
+        pool.bytes[part, layer][1][-1, -3] ^= 1 << 6
         assert int(buffers.counters[lane(Phase.HEAD, Reason.KV_DATA)]) == found
     assert int(buffers.counters[COUNT_HASHED + Phase.HEAD]) == 2 * len(flipped)
 
@@ -80,6 +91,16 @@ def test_how_many_programs_share_a_slot():
     few = plan_fingerprint(pools.separate("cpu").sources, RealData.ALL, "cpu")
     assert [split_of(deep, slots) for slots in (0, 1, SHARED_SLOTS, SHARED_SLOTS + 1)] == [1, 4, 4, 1]
     assert split_of(few, 1) == 1
+    long = plan_fingerprint(pools.long("cpu").sources, RealData.ALL, "cpu")
+    assert [split_of(long, slots) for slots in (0, 1, 200, SHARED_SLOTS, SHARED_SLOTS + 1)] == [
+        1,
+        10,
+        5,
+        4,
+        1,
+    ]
+    assert has_long_rows(long)
+    assert not has_long_rows(deep)
     assert split_of(plan_fingerprint([], RealData.NONE, "cpu"), 1) == 1
 
 

@@ -153,30 +153,46 @@ FINGERPRINT_TRITON = mutants(
     ),
 )
 
-SHARED_SLOTS = mutants(
-    _KERNELS + "fingerprint/kernel.py",
-    (
-        "if ends and wanted:",
-        "if leads and wanted:",
-        _SHARED + "test_the_same_as_with_one_program[Backend.TRITON]",
-    ),
-) + mutants(
-    _KERNELS + "fingerprint/outcome.py",
-    (
-        "last = (come & _ALL) == programs",
-        "last = (come & _ALL) == 1",
-        _SHARED + "test_a_flipped_bit_of_each_layer_is_found[Backend.TRITON]",
-    ),
-    (
-        "one = tl.where(wanted, hash_k * 0 + _ONE_WANTED, hash_k * 0 + 1)",
-        "one = hash_k * 0 + _ONE_WANTED",
-        _SHARED + "test_a_record_that_changes_meanwhile_is_left_out_and_the_sums_are_zero_again",
-    ),
-    (
-        'hash_v = tl.atomic_xchg(share + 1, hash_v * 0, sem="relaxed")',
-        'hash_v = tl.atomic_add(share + 1, hash_v * 0, sem="relaxed")',
-        _SHARED + "test_the_same_as_with_one_program[Backend.TRITON]",
-    ),
+SHARED_SLOTS = (
+    mutants(
+        _KERNELS + "fingerprint/kernel.py",
+        (
+            "if ends and wanted:",
+            "if leads and wanted:",
+            _SHARED + "test_the_same_as_with_one_program[Backend.TRITON-deep]",
+        ),
+        (
+            "has_long_rows(plan))\n",
+            "False)\n",
+            _SHARED + "test_the_same_as_with_one_program[Backend.TRITON-long]",
+        ),
+    )
+    + mutants(
+        _KERNELS + "fingerprint/words.py",
+        (
+            "tl.program_id(1) * BLOCK, tl.num_programs(1) * BLOCK",
+            "tl.program_id(1) * BLOCK, BLOCK",
+            _SHARED + "test_the_same_as_with_one_program[Backend.TRITON-long]",
+        ),
+    )
+    + mutants(
+        _KERNELS + "fingerprint/outcome.py",
+        (
+            "last = (come & _ALL) == programs",
+            "last = (come & _ALL) == 1",
+            _SHARED + "test_a_flipped_bit_of_each_layer_is_found[Backend.TRITON-deep]",
+        ),
+        (
+            "one = tl.where(wanted, hash_k * 0 + _ONE_WANTED, hash_k * 0 + 1)",
+            "one = hash_k * 0 + _ONE_WANTED",
+            _SHARED + "test_a_record_that_changes_meanwhile_is_left_out_and_the_sums_are_zero_again",
+        ),
+        (
+            'hash_v = tl.atomic_xchg(share + 1, hash_v * 0, sem="relaxed")',
+            'hash_v = tl.atomic_add(share + 1, hash_v * 0, sem="relaxed")',
+            _SHARED + "test_the_same_as_with_one_program[Backend.TRITON-deep]",
+        ),
+    )
 )
 
 PLAN = mutants(

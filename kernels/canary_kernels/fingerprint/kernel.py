@@ -7,6 +7,7 @@ one reduction per slot.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 
 from canary_kernels import layout
-from canary_kernels.buffers import COMPLETION_ROW, SHARE_WORDS, GroupBuffers
+from canary_kernels.buffers import COMPLETION_ROW, SHARE_WORDS, GroupBuffers, allocate_shares
 from canary_kernels.fingerprint.outcome import (
     BASELINING,
     COMPARING,
@@ -34,7 +35,7 @@ from canary_kernels.fingerprint.outcome import (
     sum_of_shares,
 )
 from canary_kernels.fingerprint.plan import SCRATCH_SLOTS
-from canary_kernels.fingerprint.shape import shape_of, split_of
+from canary_kernels.fingerprint.shape import has_long_rows, shape_of, split_of
 from canary_kernels.fingerprint.words import hash_slot
 from canary_kernels.jit import CHAIN, RECORD_WORDS, flaw_of, state_of
 from canary_kernels.launch import prepare
@@ -139,8 +140,9 @@ def launch(
     """One launch per bundle of the plan, at least one; op is COMPLETING, BASELINING or COMPARING.
 
     Sums of several bundles wait in the plan's scratch, so slots then come in chunks of SCRATCH_SLOTS.
-    row: of `buffers.shares`, where several programs may sum up one slot; None = a program reads a slot alone.
-    Returns what does it again; None = it was compiled, or takes several launches.
+    row: of `buffers.shares`, where several programs may sum up one slot; None = a program reads a slot alone,
+    unless its rows are long. Returns what does it again; None = it was compiled, takes several launches, or
+    sums up where its stream does.
     """
     scratch, again = plan.scratch, None
     starts = (0,) if scratch is None else range(0, max(1, len(slots)), SCRATCH_SLOTS)
@@ -152,9 +154,7 @@ def launch(
             place, count, kind = chunk.start, len(chunk), range
         else:
             place, count, kind = chunk.data_ptr(), chunk.shape[0], chunk.dtype
-        shares, split = buffers.counters, 1
-        if row is not None and buffers.shares is not None and (split := split_of(plan, count)) > 1:
-            shares = buffers.shares[row]
+        shares, split = _shares(buffers, plan, count, row, stream)
         grid = max(1, min(count, _MAX_PROGRAMS)), split
         work = op, phase, first == starts[-1], kind, stream, split > 1
         ready: _Ready | None = buffers.cache.get(("fingerprint", *work))
@@ -165,7 +165,27 @@ def launch(
         for start in ready[1]:
             again = start.again(grid, (place, count, hashes.data_ptr(), shares.data_ptr()))
             again()
-    return again if scratch is None else None
+    return again if scratch is None and (row is not None or split == 1) else None
+
+
+def _shares(
+    buffers: GroupBuffers, plan: FingerprintPlan, count: int, row: int | None, stream: torch.Stream | None
+) -> tuple[Tensor, int]:
+    """Where the programs of a launch for so many slots sum up, and how many read a slot."""
+    shared = buffers.shares is not None and (row is not None or has_long_rows(plan))
+    if not shared or (split := split_of(plan, count)) == 1:
+        return buffers.counters, 1
+    if row is not None and buffers.shares is not None:
+        return buffers.shares[row], split
+    # Launches on one stream follow one another.
+    device, where = buffers.clock.device, stream
+    if stream is None and device.type == "cuda":
+        where = triton.runtime.driver.active.get_current_stream(device.index)
+    found: Tensor | None = buffers.cache.get(("shares", where))
+    if found is None:
+        with nullcontext() if stream is None else stream:
+            found = buffers.cache["shares", where] = allocate_shares(device)[0]
+    return found, split
 
 
 complete_slots = functools.partial(launch, COMPLETING.value, row=COMPLETION_ROW)
@@ -185,7 +205,7 @@ def range_comparison(
     ready: _Ready | None = buffers.cache.get(
         ("fingerprint", COMPARING.value, phase, True, range, stream, False)
     )
-    if plan.scratch is not None or ready is None:
+    if plan.scratch is not None or ready is None or has_long_rows(plan):
         return compare
     (start,), unused = ready[1], buffers.counters.data_ptr()  # one bundle: no sums have to wait
 

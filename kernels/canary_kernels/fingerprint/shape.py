@@ -24,6 +24,10 @@ _VECTOR_BYTES = 16
 # share it then. H200, one slot and 64 of them, L2 flushed, in us: 32 layers of K and V 15.5 and 15.7 alone,
 # 6.0 and 8.5 shared; 80 layers 34 and 34, 6.4 and 7.7. With 8 rows sharing takes longer.
 _SHARING_PROGRAMS, _MAX_SHARES, _LEAST_ROWS, _FEWEST_ROWS = 1024, 16, 4, 16
+# Rows of more bytes, as of states, are read block by block by the programs that share a slot; of shorter ones
+# each has some rows. More programs would wait for each other's sums.
+LONG_BYTES = 1 << 14
+_LONG_BLOCK, _MAX_LONG_SHARES = 512, 256  # words of a block, which fill it; programs of a slot
 
 
 def shape_of(bundle: Bundle | None) -> dict[str, Any]:
@@ -34,8 +38,10 @@ def shape_of(bundle: Bundle | None) -> dict[str, Any]:
             "num_warps": 1,
         }  # fmt: skip
     where = bundle.geometry
-    block = min(_MAX_BLOCK, max(_MIN_BLOCK, 1 << (where.num_words - 1).bit_length()))
-    full = where.num_words == block and bundle.alignment == _VECTOR_BYTES
+    long = where.num_bytes > LONG_BYTES
+    block = min(_LONG_BLOCK if long else _MAX_BLOCK, max(_MIN_BLOCK, 1 << (where.num_words - 1).bit_length()))
+    full = where.num_words % block == 0 and (long or where.num_words == block)
+    full = full and bundle.alignment == _VECTOR_BYTES
     registers = _FULL_REGISTERS if full else _RAGGED_REGISTERS
     options = {} if torch.version.hip else {"maxnreg": registers}
     words = _FULL_WORDS if full else _RAGGED_WORDS
@@ -57,7 +63,19 @@ def split_of(plan: FingerprintPlan, slots: int) -> int:
     """How many programs read each of so many slots."""
     if not 0 < slots <= SHARED_SLOTS:
         return 1
+    if has_long_rows(plan):
+        blocks = _longest(plan) // (4 * _LONG_BLOCK)
+        return min(_MAX_LONG_SHARES, _SHARING_PROGRAMS // slots, blocks)
     rows = max((len(bundle.sources) for bundle in plan.bundles), default=1)
     if rows < _FEWEST_ROWS:
         return 1
     return min(_MAX_SHARES, _SHARING_PROGRAMS // slots, rows // _LEAST_ROWS)
+
+
+def has_long_rows(plan: FingerprintPlan) -> bool:
+    """Whether a slot takes one program so long that every launch for few slots shares them."""
+    return _longest(plan) > LONG_BYTES
+
+
+def _longest(plan: FingerprintPlan) -> int:
+    return max((bundle.geometry.num_bytes for bundle in plan.bundles), default=0)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from canary_kernels.fingerprint.shape import LONG_BYTES
+
+_LONG_BYTES = tl.constexpr(LONG_BYTES)
+
 
 @triton.jit
 def _byte_offset(index, GEOMETRY: tl.constexpr):
@@ -57,13 +61,13 @@ def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constex
 
 @triton.jit
 def _hash_part(
-    table, word_keys, start, first_source, end, num_sources,
+    table, word_keys, start, first_source, end, num_sources, first_word, step,
     GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int64: sum over the words of the sources first_source to end."""
+    """int64: sum over blocks of words, from first_word on in steps, of the sources first_source to end."""
     num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
     total = start * 0
-    for first in range(0, num_words, BLOCK):
+    for first in range(first_word, num_words, step):
         words = first + tl.arange(0, BLOCK)
         mask = words < num_words
         sums = tl.zeros([BLOCK], tl.int64)
@@ -103,7 +107,7 @@ def hash_slot(
 ):  # fmt: skip
     """int64 pair: sums over the words of a bundle's K sources and V sources; 0 for another rank's slot.
 
-    SPLIT: over this program's share of the sources; the programs along axis 1 have one each.
+    SPLIT: over this program's share of the words or sources; the programs along axis 1 have one each.
     """
     hash_k = slot * 0
     hash_v = slot * 0
@@ -134,11 +138,19 @@ def _hash_held(
     else:
         start += slot % PAGES[0] * PAGES[2]
     first, end_k, first_v, end = 0, num_k, num_k, num_sources
-    if SPLIT:
+    word: tl.constexpr = 0
+    step: tl.constexpr = BLOCK
+    if SPLIT and GEOMETRY[4] > _LONG_BYTES:
+        word, step = tl.program_id(1) * BLOCK, tl.num_programs(1) * BLOCK
+    elif SPLIT:
         share = tl.cdiv(num_sources, tl.num_programs(1))
         first = tl.minimum(tl.program_id(1) * share, num_sources)
         end = tl.minimum(first + share, num_sources)
         end_k, first_v = tl.minimum(end, num_k), tl.maximum(first, num_k)
-    hash_k = _hash_part(table, word_keys, start, first, end_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
-    hash_v = _hash_part(table, word_keys, start, first_v, end, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    hash_k = _hash_part(
+        table, word_keys, start, first, end_k, num_sources, word, step, GEOMETRY, ALIGNMENT, BLOCK
+    )
+    hash_v = _hash_part(
+        table, word_keys, start, first_v, end, num_sources, word, step, GEOMETRY, ALIGNMENT, BLOCK
+    )
     return hash_k, hash_v
