@@ -85,6 +85,10 @@ def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> Sglang
     given = engine_settings(on_gpu=on_gpu)
     if on_gpu:
         given["cuda_graph_bs_decode"] = sorted({1, loads.few, loads.requests})
+    running = loads.requests
+    if "full_attention_interval" in shape:
+        # A running request has three states, and the prefix cache others. Of n, SGLang 0.5.16 ran n - 1.
+        given["max_mamba_cache_size"], running = 12 * loads.requests, loads.requests + 1
     if settings["drafts"]:
         draft = folder / "draft"
         draft.mkdir()
@@ -93,7 +97,7 @@ def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> Sglang
             "speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(draft)
         }  # fmt: skip
     engine = Engine(
-        model_path=str(folder), max_total_tokens=settings["tokens"], max_running_requests=loads.requests,
+        model_path=str(folder), max_total_tokens=settings["tokens"], max_running_requests=running,
         context_length=max(longest, loads.prefill + 32), chunked_prefill_size=loads.prefill,
         **(given | settings["more"]),
     )  # fmt: skip

@@ -31,7 +31,7 @@ class _Flip:
 
 
 def flip_everywhere(scheduler: Any, given: SchedulerCanary, seed: int) -> dict[str, Any]:
-    """Flip one bit in K and in V of every layer, each in a cached slot of its own; restore each.
+    """Flip one bit in each part of every layer, in a cached slot of its own; restore each.
 
     Returns the flips, those of them whose slot was named, and other violations.
     """
@@ -46,12 +46,13 @@ def flip_everywhere(scheduler: Any, given: SchedulerCanary, seed: int) -> dict[s
         report(rows)
 
     canary.reporter.send_violations = report_and_keep  # type: ignore[method-assign, assignment]
-    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
-    buffers = [buffer for pair in zip(pool.k_buffer, pool.v_buffer, strict=True) for buffer in pair]
-    cached = adapter.prefix_cache.cached("full", unlocked_only=True).slots.tolist()
     counts = {"flips": 0, "slot_named": 0, "other_violations": 0}
-    for start in range(0, len(buffers), _PER_ROUND):
-        flips = _choose(buffers[start : start + _PER_ROUND], cached, draw)
+    rounds = []
+    for group, buffers in _buffers(scheduler.tp_worker.model_runner.token_to_kv_pool).items():
+        cached = adapter.prefix_cache.cached(group, unlocked_only=True).slots.tolist()
+        starts = range(0, len(buffers), min(_PER_ROUND, len(cached)))
+        rounds += [(group, _choose(buffers[start : start + starts.step], cached, draw)) for start in starts]
+    for group, flips in rounds:
         found.clear()
         for flip in flips:
             flip.toggle()
@@ -61,13 +62,23 @@ def flip_everywhere(scheduler: Any, given: SchedulerCanary, seed: int) -> dict[s
         finally:
             for flip in flips:
                 flip.toggle()
-        named = {row.slot for row in found if row.reason is Reason.KV_DATA}
+        named = {row.slot for row in found if row.reason is Reason.KV_DATA and row.group == group}
         slots = {flip.slot for flip in flips}
         counts["flips"] += len(flips)
         counts["slot_named"] += len(named & slots)
-        counts["other_violations"] += sum(row.slot not in slots for row in found)
+        counts["other_violations"] += sum(row.group != group or row.slot not in slots for row in found)
     del canary.reporter.send_violations
     return counts
+
+
+def _buffers(pool: Any) -> dict[str, list[torch.Tensor]]:
+    """Of each group, a tensor for each part of a layer, [slots, ...]."""
+    full = getattr(pool, "full_kv_pool", pool)
+    found = {"full": [buffer for pair in zip(full.k_buffer, full.v_buffer, strict=True) for buffer in pair]}
+    if hasattr(pool, "mamba_pool"):
+        held = pool.mamba_pool.mamba_cache
+        found["state"] = [layer for part in (*held.conv, held.temporal) for layer in part]
+    return found
 
 
 def _choose(buffers: list[torch.Tensor], slots: list[int], draw: random.Random) -> list[_Flip]:

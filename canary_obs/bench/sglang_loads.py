@@ -140,6 +140,12 @@ def _steps(engine: SglangEngine, prompts: list[list[int]], steps: int, *, sweep:
     found = engine.ask_scheduler("end")
     decoding = [step for step in found["steps"] if step[1] == "DECODE" and step[2] == len(prompts)]
     timed = decoding[_SETTLING_STEPS:]
+    if len(timed) < 2:
+        most = max((step[2] for step in found["steps"] if step[1] == "DECODE"), default=0)
+        raise LookupError(
+            f"{len(decoding)} steps decoded all {len(prompts)} requests, and none more than {most}; the rule "
+            "is 5 steps: give the engine more room, or ask for fewer requests"
+        )
     gaps = [after[0] - before[0] for before, after in pairwise(timed)]
     under_sweep = [gap for gap, step in zip(gaps, timed, strict=False) if step[3]]
     return {

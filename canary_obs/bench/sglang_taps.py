@@ -129,7 +129,7 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "sglang": str(sglang.__version__),
         "classes": {name: type(part).__name__ for name, part in parts.items()},
         "slots": int(runner.max_total_num_tokens),
-        "layers": len(pool.k_buffer),
+        "layers": len(getattr(pool, "full_kv_pool", pool).k_buffer),
         "overlap": bool(scheduler.enable_overlap),
         "protected": bool((given := canary_of(scheduler)) and given.runtime),
         "plugins": os.environ.get("KV_CANARY_MODE", "none"),

@@ -8,11 +8,11 @@ import typer
 
 from canary_obs.cli.bench import Context, Requests
 from canary_obs.cli.bench_report import exit_with, print_result, write_json
-from canary_obs.cli.options import Baseline, Output, Seed, StepShape, require_sglang
+from canary_obs.cli.options import Baseline, EngineShape, Output, Seed, require_sglang
 
 
 def sglang_gpu(
-    shape: StepShape = "8b",
+    shape: EngineShape = "8b",
     engine: Annotated[
         list[str] | None, typer.Option(help="Engines to compare; none and log by default.")
     ] = None,

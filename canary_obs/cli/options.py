@@ -73,6 +73,13 @@ Baseline = Annotated[
 StepShape = Annotated[
     str, typer.Option(callback=_one_of("--shape", "8b", "small", "tiny"), help="8b or small.")
 ]
+EngineShape = Annotated[
+    str,
+    typer.Option(
+        callback=_one_of("--shape", "8b", "small", "qwen3-next", "tiny"),
+        help="8b, small, or qwen3-next: 12 layers, of which nine keep a state per request.",
+    ),
+]
 Runner = Annotated[
     str, typer.Option(callback=_one_of("--runner", "v1", "v2"), help="vLLM's model runner: v1 or v2.")
 ]

@@ -27,6 +27,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 4096,
     },
+    # 12 of the 48 layers of Qwen3-Next 80B: nine of linear attention, three full ones. Of these, twice as
+    # many heads that are half as wide: as many bytes.
+    "qwen3-next": {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 12,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "norm_topk_prob": True,
+        "hidden_size": 2048, "intermediate_size": 5120, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "partial_rotary_factor": 0.25, "rope_theta": 10000000.0, "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+    },
     "tiny": {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1024,

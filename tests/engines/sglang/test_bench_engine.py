@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.bench import sglang_engine, sglang_taps
-from canary_obs.bench.sglang_loads import SglangEngine
+from canary_obs.bench.sglang_flips import _buffers
+from canary_obs.bench.sglang_loads import SglangEngine, SglangLoads, run_load
 from canary_obs.engines.sglang import scheduler_canary
 
 
@@ -52,3 +54,35 @@ def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
         "as alone", "core of round 0",
     ]  # fmt: skip
     assert runtime.idle(), "as it was"
+
+
+def test_a_load_whose_requests_never_decode_together_says_so() -> None:
+    """SGLang runs fewer at once than it was asked to, where it has too few states for them."""
+
+    class Engine:
+        def generate(self, **_: Any) -> None:
+            """Answered."""
+
+    def ask(what: str, _seed: int = 0) -> Any:
+        return (
+            {"steps": [[0.1 * number, "DECODE", 31, False, {}] for number in range(60)]}
+            if what == "end"
+            else {}
+        )
+
+    loads = SglangLoads(
+        requests=32, context=16, few=8, few_context=16, steps=64, prefill=16, prefills=1, mixed=1
+    )
+    with pytest.raises(LookupError, match="0 steps decoded all 32 requests, and none more than 31"):
+        run_load("decode", SglangEngine(Engine(), ask, 9), loads, 1)
+
+
+def test_bits_are_flipped_in_states_as_well() -> None:
+    full = SimpleNamespace(k_buffer=[torch.zeros(4, 2)], v_buffer=[torch.ones(4, 2)])
+    held = SimpleNamespace(conv=[torch.zeros(3, 5, 6)], temporal=torch.ones(3, 5, 7))
+    pool = SimpleNamespace(full_kv_pool=full, mamba_pool=SimpleNamespace(mamba_cache=held))
+    found = _buffers(pool)
+    assert {group: [tuple(each.shape) for each in buffers] for group, buffers in found.items()} == {
+        "full": [(4, 2)] * 2, "state": [(5, 6)] * 3 + [(5, 7)] * 3
+    }  # fmt: skip
+    assert list(_buffers(full)) == ["full"]
