@@ -49,6 +49,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_data: bool | None = None  # re-hash every prefix at every tail: exact, slow; None = in mode raise
     reuse_data: bool = True  # check a slot's bytes before the forward overwrites it
     verify_on_hit: bool = False  # check the bytes of prefix hits before the forward that reads them first
+    state_interval: Kept | None = None  # of forwards of the same requests one checks states; None = 16, or 1
     layer_data: bool = False  # compare one layer of the new slots, in rotation, with before the forward
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True
@@ -104,6 +105,13 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     def parsed_patrol_budget(self) -> PatrolBudget:
         """`patrol_budget`, read."""
         return parse_patrol_budget(self.patrol_budget)
+
+    @property
+    def states_checked_every(self) -> int:
+        """`state_interval`, which in mode `raise` is 1 unless it is set."""
+        if self.state_interval is None:
+            return 1 if self.mode is Mode.RAISE else 16
+        return self.state_interval
 
     @property
     def checks_prefix_data(self) -> bool:

@@ -82,6 +82,14 @@ class Observer(Protocol):
         """Work to do while the engine has no requests. True = call again soon."""
 
     @property
+    def state_interval(self) -> int:
+        """Of so many forwards of the same requests, an adapter may show states in one alone; 1 = in each.
+
+        The others it leaves out of its views, and of `EngineAdapter.forwards`. Before the first of them, what
+        the states hold is given to `before_load`, and then to `awaited`.
+        """
+
+    @property
     def compares_hits(self) -> bool:
         """Whether `hit` compares anything: else it need not be called."""
 

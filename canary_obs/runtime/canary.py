@@ -110,7 +110,7 @@ class CanaryRuntime(SlotHooks):
         )  # fmt: skip
         self.delivery.healing, names = self.healing, tuple(self.state.by_name)
         hits = HitAccount(names, self.health, adapter.prefix_hits) if compared else None
-        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint)
+        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint, config)
         commands = CommandExecutor(self._sources, self.evidence, self.drill, self.healing)
         workers = Workers(
             forwards=self.forwards, hits=hits, counter_reader=self.counter_reader, baselines=self.baselines,

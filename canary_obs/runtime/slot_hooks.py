@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.runtime.announcements import Announcements
@@ -31,8 +32,10 @@ class SlotHooks:
         delivery: ViolationDelivery,
         hits: HitAccount | None,
         taint: TaintReporter,
+        config: CanaryConfig,
     ) -> None:
         """`hits`: None = prefix hits are not compared."""
+        self.state_interval = config.states_checked_every
         self.taint = taint
         self._hook_run, self._hook_faults = run, faults
         self._announcements, self._delivery, self.hits = announcements, delivery, hits

@@ -194,6 +194,7 @@ def test_every_announcement_is_in_the_guide_to_adapters() -> None:
         "forward_launched",
         "fault",
         "record_format",
+        "state_interval",
         "records_of",
         "block_folds",
         "step",

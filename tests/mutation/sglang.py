@@ -315,6 +315,11 @@ ALL = (
         ),
         ("self._announce(self._observer.copied, source, destination)", "pass", _AROUND_CALLS),
         ("self._before_load(destination)", "pass", _AROUND_CALLS),
+        (
+            "and self._tracked is not None:  # else",
+            ":  # else",
+            f"{_TESTS}test_device_states.py::test_states_that_the_prefix_cache_may_have_are_always_shown",
+        ),
         ("        self._checks.precede()\n", "", _AROUND_CALLS),
         ("self._announce(self._observer.invalidated, slots)", "pass", _AROUND_CALLS),
         ("self._announce(self._observer.received, slots)", "pass", _AROUND_CALLS),

@@ -15,6 +15,7 @@ _DRAFTS = _DECODE + "test_drafts_that_the_lengths_do_not_have"
 _SHOWN = _COPIES + "test_drafts_are_shown_of_copies"
 _DEVICE_STATES = _TESTS + "test_device_states.py::"
 _WHERE_LAYERS_LOOK = "test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
+_WITHOUT_STATES = "test_of_forwards_that_decode_the_same_requests_some_are_shown_without_their_states"
 _OF_ITS_OWN = "test_a_prompt_leaves_the_state_of_its_last_whole_chunk_which_is_a_forward_of_its_own"
 
 ALL = (
@@ -119,6 +120,29 @@ ALL = (
             "torch.index_select(self._rows, 0, rows[:count], out=self._table[:count, 0])",
             "self._table[:count, 0] = self._slots[:count]",
             _DEVICE_STATES + _WHERE_LAYERS_LOOK,
+        ),
+        ("if self._since == 1:", "if False:", _DEVICE_STATES + _WITHOUT_STATES),
+        (
+            "names is self.names and decodes and self._decoded",
+            "decodes and self._decoded",
+            _DEVICE_STATES + _WITHOUT_STATES,
+        ),
+        ("self._held, same = there, False", "self._held = there", _DEVICE_STATES + _WITHOUT_STATES),
+        (
+            "            self.left_out += 1\n",
+            "",
+            _DEVICE_STATES + _WITHOUT_STATES,
+        ),
+        (
+            "tracked.copied and self._states.shown",
+            "tracked.copied",
+            _DEVICE_STATES
+            + "test_what_is_left_by_a_forward_that_is_shown_without_states_is_a_forward_of_its_own",
+        ),
+        (
+            "        self._since, self._decoded = 0, False\n",
+            "",
+            _DEVICE_STATES + "test_after_an_idle_forward_the_states_are_shown_again",
         ),
         (
             "% self._interval == 0",

@@ -176,7 +176,7 @@ class SglangAdapter(EngineAdapter):
         if self._trees is not None:  # the accepted path of a batch of trees is shown after them
             for name in self._trees.groups:
                 counts[name] += self._trees.paths
-        counts |= {} if (tracked := self._views.tracked) is None else {STATE: counts[STATE] + tracked.shown}
+        counts |= {STATE: counts[STATE] + self._views.other_state_forwards} if STATE in counts else {}
         return counts
 
     def requests_scheduled(self) -> int:
@@ -261,7 +261,7 @@ class SglangAdapter(EngineAdapter):
             hooks.ran = order.ran if role == "prefill" else None
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         if STATE in self._by_name:
-            StateHooks(self.runner, observer, hooks, self._views.tracked).wrap(self._patches)
+            StateHooks(self.runner, observer, hooks, self._views).wrap(self._patches)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
 

@@ -11,7 +11,7 @@ import torch
 
 from canary_obs.copy_records.draft_trees import DraftTrees, own_slots
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
-from canary_obs.engines.sglang.device_states import TrackedStates
+from canary_obs.engines.sglang.device_states import DeviceStates, TrackedStates
 from canary_obs.engines.sglang.entry_steps import EntrySteps
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
@@ -59,7 +59,9 @@ class BatchViews:
             if group.by_row is not None and own_tables
         }
         self._names: tuple[list[Any], list[str]] = [], []  # requests of the last batch, and their names
-        self.tracked: TrackedStates | None = None  # that forwards leave for the prefix cache, if they do
+        # On a GPU, where the model has states; those that forwards leave for the prefix cache, if they do.
+        self.states: DeviceStates | None = None
+        self.tracked: TrackedStates | None = None
         self.keeps_last = False  # for `SeveralDrafts`
         self.last: StepView | None = None  # the newest view
 
@@ -77,6 +79,12 @@ class BatchViews:
             expected_ids=None,
             has_known_tokens=True,
         )
+
+    @property
+    def other_state_forwards(self) -> int:
+        """Besides the scheduler's: those shown of their own, less those that are shown without states."""
+        shown = 0 if self.tracked is None else self.tracked.shown
+        return shown - (0 if self.states is None else self.states.left_out)
 
     def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
         """The view of a forward batch of these requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -25,7 +25,11 @@ _KEPT = 8  # forwards whose tensors the checks may still read
 
 
 class DeviceStates:
-    """As `StateSteps`, in memory of its own, which stays as it is until the next forward."""
+    """As `StateSteps`, in memory of its own, which stays as it is until the next forward.
+
+    Where states of running requests are nobody else's, not every forward that decodes the same requests is
+    shown with them: to read all states twice in each takes as long as the forward's own layers do.
+    """
 
     def __init__(self, rows: Tensor, types: StepTypes) -> None:
         """`rows`: of the states, as layers are given them, int32 [rows of the request table]."""
@@ -44,14 +48,32 @@ class DeviceStates:
         self.last = self._steps[0]  # of the last forward
         self.names: Sequence[str] = ()  # of the last forward's requests
         self._held: Sequence[Tensor] = ()
+        self.every = 1  # of so many forwards that decode the same requests, the first is shown with states
+        self._since = 0  # forwards since that one
+        self._decoded = False  # whether the last forward did
+        self.leave: Callable[[Tensor], None] = _nothing  # its states change from now on, and are not shown
+        self.left_out = 0  # forwards
 
-    def keep(self, rows: Tensor, requests: Sequence[Any], names: Sequence[str]) -> None:
+    @property
+    def shown(self) -> bool:
+        """Whether the last forward was shown with its states."""
+        return not self._since
+
+    def take_left(self) -> Tensor | None:
+        """int64 [n]: slots of states that have no record since the last forward, once; None = they have."""
+        if not self._since:
+            return None
+        self._since, self._decoded = 0, False
+        return self.last.out_slots
+
+    def keep(self, rows: Tensor, requests: Sequence[Any], names: Sequence[str], *, decodes: bool) -> None:
         """A forward of these requests is next; on its stream.
 
         `rows`: in the request table, int64 [n]. `names`: the same list for the same requests. Raises
         LookupError for a request without a state.
         """
-        count = len(names)
+        count, same = len(names), names is self.names and decodes and self._decoded
+        self._decoded = decodes
         if names is not self.names:
             staging, values = next(self._staging)
             values[0, :count], values[1, :count] = numbers_of(names)
@@ -63,7 +85,13 @@ class DeviceStates:
             if len(there) < count:
                 raise LookupError(f"SGLang runs {count - len(there)} of {count} requests without a state")
             torch.stack(there, out=self._slots[:count])
-            self._held = there
+            self._held, same = there, False
+        self._since = (self._since + 1) % self.every if same else 0
+        if self._since:
+            self.left_out += 1
+            if self._since == 1:
+                self.leave(self.last.out_slots)
+            return
         torch.index_select(self._rows, 0, rows[:count], out=self._table[:count, 0])
         if count not in self._steps:
             tokens = self._tokens(count, *self._numbers[:, :count])
@@ -116,8 +144,8 @@ class _Tracked(NamedTuple):
 class TrackedStates:
     """States that forwards leave in buffers for the prefix cache (SGLang's `extra_buffer`).
 
-    A decode copies those of requests that have reached a multiple of the interval. A prompt leaves that of
-    its last whole chunk, which is shown as a forward of its own.
+    A decode copies those of requests that have reached a multiple of the interval. What has no record to be
+    copied, and what a prompt leaves, that of its last whole chunk, is shown as a forward of its own.
     """
 
     def __init__(self, arguments: Any, states: DeviceStates) -> None:
@@ -150,7 +178,7 @@ class TrackedStates:
     def end(self, tracked: _Tracked, observer: Observer, checks: CheckOrder) -> None:
         """The forward was launched, and its checks."""
         with checks.in_order():
-            if tracked.copied:
+            if tracked.copied and self._states.shown:
                 observer.copied(STATE, self._states.slots_of(tracked.which), tracked.slots)
                 return
             view = self._states.view_of(tracked.places, tracked.which, tracked.slots)
@@ -159,3 +187,7 @@ class TrackedStates:
             observer.before_write(view)
             observer.forward_launched(view)
             observer.after_forward(view)
+
+
+def _nothing(_: Tensor) -> None:
+    """Every forward is shown."""

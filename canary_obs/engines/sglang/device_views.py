@@ -83,6 +83,7 @@ class DeviceViews(BatchViews):
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[tuple[int, int], _Columns] = {}  # by requests and new tokens of each
         self._decoding: StepView | None = None  # the last one, also of drafts
+        self._without_states: StepView | None = None  # the same, for forwards that are shown without them
         self._late: Callable[[], None] | None = None  # for `keep_late`
         self._late_slots: Tensor | None = None
         # Of the last ones: SGLang may let go of what the device still has to copy.
@@ -90,9 +91,10 @@ class DeviceViews(BatchViews):
         self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
         by_row = [group.by_row for group in groups if group.by_row is not None]
-        self._of_states = DeviceStates(by_row[0], self.step_types) if by_row else None
-        if self._of_states is not None and runner.req_to_token_pool.enable_mamba_extra_buffer:
-            self.tracked = TrackedStates(runner.server_args, self._of_states)
+        if by_row:
+            self.states = DeviceStates(by_row[0], self.step_types)
+        if self.states is not None and runner.req_to_token_pool.enable_mamba_extra_buffer:
+            self.tracked = TrackedStates(runner.server_args, self.states)
         if self._backend is Backend.TRITON:
             self._compile()
 
@@ -105,7 +107,7 @@ class DeviceViews(BatchViews):
         """Whether the batch decodes the requests of the last view, which then shows this one, too."""
         # Slots that have left a window since the last step are free, and may be written again: not early.
         # A state is written by each forward of its request.
-        apart = self._windows is None and self._of_states is None
+        apart = self._windows is None and self.states is None
         known = self._decoding is not None and apart and not self._drafts
         return known and batch.forward_mode.is_decode() and self._names[0] == requests
 
@@ -117,13 +119,13 @@ class DeviceViews(BatchViews):
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
-        if self._of_states is not None:
-            self._of_states.keep(batch.req_pool_indices, requests, names)
-        verifies = batch.forward_mode.name == "TARGET_VERIFY"
+        verifies, decodes = batch.forward_mode.name == "TARGET_VERIFY", batch.forward_mode.is_decode()
+        if (states := self.states) is not None:
+            states.keep(batch.req_pool_indices, requests, names, decodes=decodes)
         width = int(batch.spec_info.draft_token_num) if verifies else 1
         columns = self._columns.get((count, width)) or self._make_columns(count, width)
         known, self._known = self._known, False
-        if verifies or batch.forward_mode.is_decode():
+        if verifies or decodes:
             if verifies:
                 self._keep_drafts(batch, requests, width)
             else:
@@ -135,6 +137,10 @@ class DeviceViews(BatchViews):
                 view = self._decoding = self._view_of(
                     names, columns, columns.same, columns.each, columns.tokens
                 )
+                others = {name: step for name, step in view.groups.items() if name != STATE}
+                self._without_states = replace(view, groups=others)
+            if states is not None and not states.shown:
+                view = self._without_states or view
         else:
             before, ends = _extended(batch)
             # The forward gives the batch other tensors, of more rows, where it pads it.
@@ -224,8 +230,8 @@ class DeviceViews(BatchViews):
             for group in self._groups
             if group.by_row is None
         }
-        if self._of_states is not None:
-            groups[STATE] = self._of_states.last
+        if self.states is not None:
+            groups[STATE] = self.states.last
         return StepView(
             request_ids=names,
             rows=columns.rows,

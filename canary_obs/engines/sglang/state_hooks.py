@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.check_order import CheckOrder
-from canary_obs.engines.sglang.device_states import TrackedStates
+from canary_obs.engines.sglang.device_states import DeviceStates, TrackedStates
 from canary_obs.engines.sglang.states import STATE
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import HOST_PEER
 
 _KEPT = 32  # announced lists of slots, which checks on a stream of their own may still read
+
+
+class ShownStates(Protocol):
+    """How views show states."""
+
+    states: DeviceStates | None  # None = on a CPU
+    tracked: TrackedStates | None  # None = forwards leave none for the prefix cache
 
 
 class StateHooks:
@@ -33,15 +40,17 @@ class StateHooks:
         runner: Any,
         observer: Observer,
         checks: CheckOrder,
-        tracked: TrackedStates | None = None,
+        shown: ShownStates,
     ) -> None:
-        """`tracked`: None = forwards leave no states for the prefix cache."""
+        """`shown`: of the views that are shown."""
         self._runner, self._observer = runner, observer
-        self._checks, self._tracked = checks, tracked
+        self._states, self._tracked, self._checks = shown.states, shown.tracked, checks
         self._kept = deque[Tensor](maxlen=_KEPT)
 
     def wrap(self, patches: MethodPatches) -> None:
         """From now on; `patches` undoes that. Call after the forward itself was wrapped."""
+        if self._states is not None and self._tracked is not None:  # else the prefix cache may have them
+            self._states.every, self._states.leave = self._observer.state_interval, self._leave
         pool = self._runner.req_to_token_pool.mamba_pool
         patches.wrap(pool, "clear_slots", self._around_clear)
         patches.wrap(pool, "copy_from", self._around_copy)
@@ -95,6 +104,8 @@ class StateHooks:
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._states is not None and not batch.forward_mode.is_decode():
+                self._rest(self._states)
             self._runner._maybe_execute_deferred_mamba_cow_and_clear(batch)
             if self._tracked is None:
                 return original(batch, *args, **kwargs)
@@ -106,6 +117,16 @@ class StateHooks:
             return result
 
         return forward
+
+    def _leave(self, slots: Tensor) -> None:
+        """On the stream of the forward that comes, after all checks so far."""
+        self._observer.before_load(STATE, slots)
+        self._observer.awaited(STATE, slots)
+
+    def _rest(self, states: DeviceStates) -> None:
+        """Requests that decoded are left alone by the forward that comes, which may damage their states."""
+        if (left := states.take_left()) is not None:
+            self._announce(self._observer.received, left)
 
     def _before_load(self, slots: Tensor) -> None:
         self._announce(self._observer.before_load, slots)

@@ -172,6 +172,8 @@ def test_states_in_unified_memory_are_shown_where_they_lie() -> None:
 class Watching:
     """An observer, and the order of what it is told among the pool's own calls."""
 
+    state_interval = 1
+
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self.calls = calls
 
@@ -217,7 +219,8 @@ def test_changes_are_announced_around_the_call_that_makes_them() -> None:
             return more
 
     runner = Runner()
-    StateHooks(runner, Watching(calls), InOrder(calls)).wrap(patches)  # type: ignore[arg-type]
+    on_a_cpu = SimpleNamespace(states=None, tracked=None)
+    StateHooks(runner, Watching(calls), InOrder(calls), on_a_cpu).wrap(patches)  # type: ignore[arg-type]
     assert runner.forward(4, more="answer") == "answer"
     assert calls == [
         ("before_load", "state", [4]), ("wait",), ("clear", [4]), ("invalidated", "state", [4]),

@@ -61,6 +61,59 @@ def test_a_storm_with_the_hooks_of_gpus(make_rig: Any, monkeypatch: pytest.Monke
     assert rig.canary.checks.replays.replayed  # nothing has ended what launches them as one
 
 
+@pytest.fixture
+def sampling(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """One forward of four is shown with states, as where SGLang has buffers of its own for the prefix cache.
+
+    It has none on a CPU, so a request's state becomes the cache's when the request ends, without a record.
+    """
+    monkeypatch.setattr(adapter, "concurrent", lambda device: True)
+    rig: Rig = make_rig("states", **_SMALL)
+
+    def leave(slots: torch.Tensor) -> None:
+        rig.canary.before_load("state", slots)
+        rig.canary.awaited("state", slots)
+
+    states = rig.adapter._views.states
+    assert states is not None
+    states.every, states.leave = 4, leave
+    return rig
+
+
+def test_a_storm_in_which_some_forwards_are_shown_with_states(sampling: Rig) -> None:
+    sampling.run(storm(sampling, rounds=1))
+    assert sampling.settle() == []
+    state, reasons = sampling.canary.verdict()
+    assert state in (State.OK, State.DEGRADED), reasons
+    assert not any("forward" in reason for reason in reasons)
+    states = sampling.adapter._views.states
+    assert states is not None
+    assert states.left_out > 30
+    assert sampling.counters("state").verified[Phase.TAIL] > 100
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_state_changes_after_a_forward_that_was_shown_with_it(sampling: Rig, shown: bool) -> None:
+    """And after one that was not: the next forward is built on it, and nobody knows better."""
+    states = sampling.adapter._views.states
+    assert states is not None
+    slots = list[int]()
+
+    def script() -> Iterator[Iterable[Any]]:
+        asked = [sampling.request(name, p, 30) for name, p in prompts(2).items()]
+        for turn in sampling.until_done(asked):
+            if not slots and states.left_out > 3 and states.shown is shown and (now := sampling.running()):
+                slots.append(int(now[0].kv.mamba_pool_idx))
+                flip(sampling, Part.V, 2, slots[0])
+            yield turn
+
+    sampling.run(script())
+    sampling.canary.delivery.drain(5.0)
+    found = {(one.group, one.phase, one.reason, one.slot) for one in sampling.found}
+    assert slots
+    assert found == ({("state", Phase.HEAD, Reason.KV_DATA, slots[0])} if shown else set())
+
+
 def announced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """What will have been announced of states."""
     found = set[str]()
