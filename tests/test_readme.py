@@ -218,7 +218,21 @@ def test_the_figures_of_sglang_are_those_of_the_result_files() -> None:
                 check_figures(cells[column], list(map(abs, added)))
                 assert cells[column].count("-") == sum(value < 0 for value in added)
     page = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "What it costs"))
-    assert [cells[1:] for cells in page] == [[cells[1], cells[4]] for cells in (*table[:5], table[6])]
+    states = rows(section(MEASUREMENTS, "States of linear attention"))
+    expected = [[cells[1], cells[4]] for cells in (*table[:5], table[6])]
+    assert [cells[1:] for cells in page] == [*expected, *([cells[3], ""] for cells in states[:2])]
+
+
+def test_the_figures_of_states_are_those_of_the_result_files() -> None:
+    files = "qwen3_next_one_program", "qwen3_next_each_step", "qwen3_next"
+    for column, file in enumerate(files, 1):
+        found = result(f"h200_sglang_{file}.json")["loads"]
+        names = ("decode", "few", "single")
+        for cells, name in zip(rows(section(MEASUREMENTS, "States of linear attention")), names, strict=True):
+            own = found[name]["overhead"]["log"]
+            added = [100 * value for value in (own["overhead"], *own["overhead_95"])]
+            check_figures(cells[column], list(map(abs, added)))
+            assert cells[column].count("-") == sum(value < 0 for value in added)
 
 
 def test_what_arrived_damaged_in_pairs_of_servers_is_in_the_result_files() -> None:
@@ -238,7 +252,7 @@ def test_what_arrived_damaged_in_pairs_of_servers_is_in_the_result_files() -> No
 
 def test_the_injected_faults_of_sglang_are_those_of_the_result_files() -> None:
     table = rows(section((ROOT / "docs/sglang.md").read_text("utf-8"), "Injected faults on a GPU"))
-    assert len(table) == 25
+    assert len(table) == 26
     for _, *cells, file in table:
         run = result(file.strip("`"))
         counts = [
