@@ -86,8 +86,13 @@ class Observer(Protocol):
         """Of so many forwards of the same requests, an adapter may show states in one alone; 1 = in each.
 
         The others it leaves out of its views, and of `EngineAdapter.forwards`. Before the first of them, what
-        the states hold is given to `before_load`, and then to `awaited`.
+        the states hold is given to `before_load`, and then to `awaited`. When `adoptions` has changed, the
+        next forward is shown.
         """
+
+    @property
+    def adoptions(self) -> int:
+        """How often records were declared unknown, after which slots get a baseline of what they hold."""
 
     @property
     def compares_hits(self) -> bool:

@@ -42,6 +42,11 @@ class SlotHooks:
         self._shares = RecordShares(announcements.state, faults)
 
     @property
+    def adoptions(self) -> int:
+        """How often records were declared unknown."""
+        return self._announcements.state.adoptions.count
+
+    @property
     def compares_hits(self) -> bool:
         """Whether `hit` compares anything."""
         return self.hits is not None

@@ -186,6 +186,7 @@ def test_exemplars_are_in_open_metrics_only_and_lead_where_the_page_says() -> No
 def test_every_announcement_is_in_the_guide_to_adapters() -> None:
     named = set(re.findall(r"`observer\.(\w+)\(", text_of("docs/adapters.md")))
     others = {
+        "adoptions",
         "before_write",
         "compares_hits",
         "follows_readers",

@@ -134,6 +134,16 @@ ALL = (
             _DEVICE_STATES + _WITHOUT_STATES,
         ),
         (
+            "self._adoptions, same = adoptions, False",
+            "self._adoptions = adoptions",
+            _DEVICE_STATES + "test_states_are_shown_again_when_records_were_declared_unknown",
+        ),
+        (
+            "(counted - self._counted_from) * (self.every - 1) // self.every",
+            "counted",
+            _DEVICE_STATES + "test_no_more_forwards_are_left_out_than_may_be",
+        ),
+        (
             "tracked.copied and self._states.shown",
             "tracked.copied",
             _DEVICE_STATES

@@ -176,7 +176,7 @@ class SglangAdapter(EngineAdapter):
         if self._trees is not None:  # the accepted path of a batch of trees is shown after them
             for name in self._trees.groups:
                 counts[name] += self._trees.paths
-        counts |= {STATE: counts[STATE] + self._views.other_state_forwards} if STATE in counts else {}
+        counts |= {STATE: self._views.state_forwards(counts[STATE])} if STATE in counts else {}
         return counts
 
     def requests_scheduled(self) -> int:

@@ -80,11 +80,10 @@ class BatchViews:
             has_known_tokens=True,
         )
 
-    @property
-    def other_state_forwards(self) -> int:
-        """Besides the scheduler's: those shown of their own, less those that are shown without states."""
+    def state_forwards(self, counted: int) -> int:
+        """Forwards that have to be shown with states, of those that the scheduler has counted so far."""
         shown = 0 if self.tracked is None else self.tracked.shown
-        return shown - (0 if self.states is None else self.states.left_out)
+        return counted + shown - (0 if self.states is None else self.states.may_leave_out(counted))
 
     def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
         """The view of a forward batch of these requests.

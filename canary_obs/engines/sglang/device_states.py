@@ -53,11 +53,20 @@ class DeviceStates:
         self._decoded = False  # whether the last forward did
         self.leave: Callable[[Tensor], None] = _nothing  # its states change from now on, and are not shown
         self.left_out = 0  # forwards
+        self._counted_from: int | None = None
+        self.adoptions: Callable[[], int] = _none  # by the observer
+        self._adoptions = 0  # before the last forward
 
     @property
     def shown(self) -> bool:
         """Whether the last forward was shown with its states."""
         return not self._since
+
+    def may_leave_out(self, counted: int) -> int:
+        """Forwards that were left out, up to the most that may be of those that the scheduler has counted."""
+        if self._counted_from is None:
+            self._counted_from = counted
+        return min(self.left_out, (counted - self._counted_from) * (self.every - 1) // self.every)
 
     def take_left(self) -> Tensor | None:
         """int64 [n]: slots of states that have no record since the last forward, once; None = they have."""
@@ -74,6 +83,10 @@ class DeviceStates:
         """
         count, same = len(names), names is self.names and decodes and self._decoded
         self._decoded = decodes
+        if (
+            adoptions := self.adoptions()
+        ) != self._adoptions:  # what is not shown gets a baseline, and changes
+            self._adoptions, same = adoptions, False
         if names is not self.names:
             staging, values = next(self._staging)
             values[0, :count], values[1, :count] = numbers_of(names)
@@ -187,6 +200,11 @@ class TrackedStates:
             observer.before_write(view)
             observer.forward_launched(view)
             observer.after_forward(view)
+
+
+def _none() -> int:
+    """Nothing was adopted."""
+    return 0
 
 
 def _nothing(_: Tensor) -> None:

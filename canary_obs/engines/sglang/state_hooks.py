@@ -50,7 +50,9 @@ class StateHooks:
     def wrap(self, patches: MethodPatches) -> None:
         """From now on; `patches` undoes that. Call after the forward itself was wrapped."""
         if self._states is not None and self._tracked is not None:  # else the prefix cache may have them
-            self._states.every, self._states.leave = self._observer.state_interval, self._leave
+            observer, states = self._observer, self._states
+            states.every, states.leave = observer.state_interval, self._leave
+            states.adoptions = lambda: observer.adoptions
         pool = self._runner.req_to_token_pool.mamba_pool
         patches.wrap(pool, "clear_slots", self._around_clear)
         patches.wrap(pool, "copy_from", self._around_copy)

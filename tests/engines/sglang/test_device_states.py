@@ -91,7 +91,7 @@ class Engine:
         self.requests, self.names = [request(3), request(7)], ["a", "b"]
         self.fails = False
         self.req_to_token_pool = SimpleNamespace(mamba_pool=pool)
-        observer = Watching(pool.calls)
+        self.observer = observer = Watching(pool.calls)
         observer.state_interval = interval
         StateHooks(self, observer, InOrder(pool.calls), self).wrap(MethodPatches())  # type: ignore[arg-type]
 
@@ -186,6 +186,32 @@ def test_of_forwards_that_decode_the_same_requests_some_are_shown_without_their_
     engine.forward(decode())
     assert engine.calls == [shown, shown]
     assert engine.states.left_out == 3
+
+
+def test_states_are_shown_again_when_records_were_declared_unknown(rows: torch.Tensor) -> None:
+    """What is not shown would get a baseline, and change."""
+    engine = Engine(rows, interval=8)
+    for _ in range(3):
+        engine.forward(decode())
+    engine.calls.clear()
+    engine.observer.adoptions = 5
+    for _ in range(2):
+        engine.forward(decode())
+    assert [call for call in engine.calls if call[0] == "forward"] == [("forward", True), ("forward", False)]
+
+
+def test_no_more_forwards_are_left_out_than_may_be(rows: torch.Tensor) -> None:
+    """The scheduler counts forwards: those that should have been shown with states are missed."""
+    engine = Engine(rows, interval=4)
+    states = engine.states
+    counted, before = 0, 100  # of a warm engine
+    assert states.may_leave_out(before) == 0
+    for _ in range(21):
+        engine.forward(decode())
+        counted += 1
+        assert states.may_leave_out(before + counted) == states.left_out == counted - -(-counted // 4)
+    states.left_out += 6  # as if none were shown any more
+    assert states.may_leave_out(before + counted) == 15
 
 
 def test_states_that_rest_while_a_prompt_is_computed_have_a_baseline(rows: torch.Tensor) -> None:

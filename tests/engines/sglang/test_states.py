@@ -172,7 +172,7 @@ def test_states_in_unified_memory_are_shown_where_they_lie() -> None:
 class Watching:
     """An observer, and the order of what it is told among the pool's own calls."""
 
-    state_interval = 1
+    state_interval, adoptions = 1, 0
 
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self.calls = calls

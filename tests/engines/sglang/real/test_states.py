@@ -76,8 +76,29 @@ def sampling(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
     states = rig.adapter._views.states
     assert states is not None
-    states.every, states.leave = 4, leave
+    states.every, states.leave, states.adoptions = 4, leave, lambda: rig.canary.adoptions
     return rig
+
+
+def test_records_that_are_declared_unknown_while_states_are_not_shown(sampling: Rig) -> None:
+    """The patrol takes baselines of what running requests have: the next forward is shown."""
+    states = sampling.adapter._views.states
+    assert states is not None
+    adopted = list[int]()
+
+    def script() -> Iterator[Iterable[Any]]:
+        asked = [sampling.request(name, p, 60) for name, p in prompts(2).items()]
+        for turn in sampling.until_done(asked):
+            if len(adopted) < 5 and sampling.running() and states._since == 1:
+                sampling.canary.state.adopt_all()
+                adopted.append(states.left_out)
+            if adopted:
+                sampling.canary.check_everything()
+            yield turn
+
+    sampling.run(script())
+    assert len(adopted) == 5
+    assert sampling.settle() == []
 
 
 def test_a_storm_in_which_some_forwards_are_shown_with_states(sampling: Rig) -> None:
@@ -112,6 +133,25 @@ def test_a_state_changes_after_a_forward_that_was_shown_with_it(sampling: Rig, s
     found = {(one.group, one.phase, one.reason, one.slot) for one in sampling.found}
     assert slots
     assert found == ({("state", Phase.HEAD, Reason.KV_DATA, slots[0])} if shown else set())
+
+
+def test_states_that_are_never_shown_again_are_missed(sampling: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = sampling.adapter._views.states
+    assert states is not None
+    keep = states.keep
+
+    def stuck(*given: Any, **named: Any) -> None:
+        if states._since == states.every - 1:  # the next forward is due to be shown
+            states._since = 1
+        keep(*given, **named)
+
+    sampling.generate(prompts(2), 40)
+    assert not any("forwards" in reason for reason in sampling.canary.verdict()[1])
+    monkeypatch.setattr(states, "keep", stuck)
+    sampling.generate(prompts(2, 7), 60)
+    sampling.settle()
+    _, reasons = sampling.canary.verdict()
+    assert any(reason.startswith("forwards were not shown or not checked: state ") for reason in reasons)
 
 
 def announced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> set[str]:
