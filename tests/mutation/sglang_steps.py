@@ -53,9 +53,19 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/device_views.py",
         (
-            "self._decoding is not None and self._windows is None",
-            "self._decoding is not None",
+            "apart = self._windows is None and self.states is None",
+            "apart = self.states is None",
             _TESTS + "test_device_views.py::test_no_decode_is_compared_early_where_slots_leave_a_window",
+        ),
+        (
+            "apart = self._windows is None and self.states is None",
+            "apart = self._windows is None",
+            _TESTS + "test_device_views.py::test_some_decodes_are_shown_without_their_states",
+        ),
+        (
+            "view = self._without_states or view",
+            "pass",
+            _TESTS + "test_device_views.py::test_some_decodes_are_shown_without_their_states",
         ),
         (
             "self._memory.windows[:count, :width] = self._windows[own]",

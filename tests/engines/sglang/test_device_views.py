@@ -166,6 +166,31 @@ def test_no_decode_is_compared_early_where_slots_leave_a_window(windows: torch.T
     assert own.repeats(a_decode(), REQUESTS) == (windows is None)
 
 
+def test_some_decodes_are_shown_without_their_states() -> None:
+    """A view of either kind is the same each time, so that it may be replayed."""
+    table, rows = torch.arange(40, dtype=torch.int32).view(4, 10), torch.arange(4, dtype=torch.int32)
+    groups: list[Any] = [
+        SimpleNamespace(view=SimpleNamespace(name=name), own_slots=None, ratio=1, by_row=by_row)
+        for name, by_row in {"full": None, "state": rows}.items()
+    ]
+    pool = SimpleNamespace(req_to_token=table, enable_mamba_extra_buffer=False)
+    views = DeviceViews(SimpleNamespace(req_to_token_pool=pool), groups)
+    requests = [copy.copy(request) for request in REQUESTS]
+    for slot, request in enumerate(requests):
+        vars(request).update(kv=SimpleNamespace(mamba_pool_idx=torch.tensor(slot)))
+    assert views.states is not None
+    views.states.every = 3
+    shown = [views.build(a_decode(), requests) for _ in range(7)]
+    assert [list(view.groups) for view in shown] == [["full", "state"], ["full"], ["full"]] * 2 + [
+        ["full", "state"]
+    ]
+    assert len({id(view) for view in shown}) == 2
+    assert not views.repeats(a_decode(), requests)
+    assert list(views.build(an_extension("EXTEND"), requests).groups) == ["full", "state"]
+    assert views.state_forwards(100) == 100  # counted from here on
+    assert views.state_forwards(107) == 107 - views.states.left_out
+
+
 def test_other_modes_and_other_requests_are_not_shown() -> None:
     _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10))
     with pytest.raises(UnsupportedEngine, match="SPLIT_PREFILL is not covered"):
