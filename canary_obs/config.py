@@ -49,7 +49,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_data: bool | None = None  # re-hash every prefix at every tail: exact, slow; None = in mode raise
     reuse_data: bool = True  # check a slot's bytes before the forward overwrites it
     verify_on_hit: bool = False  # check the bytes of prefix hits before the forward that reads them first
-    state_interval: Kept | None = None  # of forwards of the same requests one checks states; None = 16, or 1
+    state_interval: Kept | None = None  # of so many decodes one checks states; None = 16, in mode raise 1
     layer_data: bool = False  # compare one layer of the new slots, in rotation, with before the forward
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True

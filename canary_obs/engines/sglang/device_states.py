@@ -83,9 +83,8 @@ class DeviceStates:
         """
         count, same = len(names), names is self.names and decodes and self._decoded
         self._decoded = decodes
-        if (
-            adoptions := self.adoptions()
-        ) != self._adoptions:  # what is not shown gets a baseline, and changes
+        adoptions = self.adoptions()
+        if adoptions != self._adoptions:  # what is not shown gets a baseline, and changes
             self._adoptions, same = adoptions, False
         if names is not self.names:
             staging, values = next(self._staging)

@@ -45,6 +45,7 @@ class FingerprintPlan:
     num_slots: int | None  # slots that lie inside every source's memory; None without sources
     bytes_per_slot: int  # bytes covered; of slots spread over ranks, on average
     scratch: Tensor | None  # int64 [SCRATCH_SLOTS, 2]; sums between the launches of several bundles
+    longest_row: int  # bytes of a slot in one source, the most; 0 without sources
     sharding: Sharding = WHOLE  # of all sources
     cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of launches
 
@@ -75,6 +76,7 @@ def plan_fingerprint(
         num_slots=min((_capacity(source) for source in sources), default=None),
         bytes_per_slot=sum(b.geometry.num_bytes * len(b.sources) for b in bundles) // sharding.ranks,
         scratch=torch.zeros((SCRATCH_SLOTS, 2), dtype=torch.int64, device=device) if several else None,
+        longest_row=max((bundle.geometry.num_bytes for bundle in bundles), default=0),
         sharding=sharding,
     )
 
@@ -102,6 +104,7 @@ def layer_plans(plan: FingerprintPlan) -> tuple[FingerprintPlan, ...]:
                     views=(view_bundle(part.geometry, picked),) if plan.views else (),
                     bytes_per_slot=part.geometry.num_bytes * len(picked) // plan.sharding.ranks,
                     scratch=None,
+                    longest_row=part.geometry.num_bytes,
                 )
             )
     return tuple(plans)

@@ -64,7 +64,7 @@ def split_of(plan: FingerprintPlan, slots: int) -> int:
     if not 0 < slots <= SHARED_SLOTS:
         return 1
     if has_long_rows(plan):
-        blocks = _longest(plan) // (4 * _LONG_BLOCK)
+        blocks = plan.longest_row // (4 * _LONG_BLOCK)
         return min(_MAX_LONG_SHARES, _SHARING_PROGRAMS // slots, blocks)
     rows = max((len(bundle.sources) for bundle in plan.bundles), default=1)
     if rows < _FEWEST_ROWS:
@@ -74,8 +74,4 @@ def split_of(plan: FingerprintPlan, slots: int) -> int:
 
 def has_long_rows(plan: FingerprintPlan) -> bool:
     """Whether a slot takes one program so long that every launch for few slots shares them."""
-    return _longest(plan) > LONG_BYTES
-
-
-def _longest(plan: FingerprintPlan) -> int:
-    return max((bundle.geometry.num_bytes for bundle in plan.bundles), default=0)
+    return plan.longest_row > LONG_BYTES
