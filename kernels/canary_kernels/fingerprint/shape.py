@@ -73,5 +73,5 @@ def split_of(plan: FingerprintPlan, slots: int) -> int:
 
 
 def has_long_rows(plan: FingerprintPlan) -> bool:
-    """Whether a slot takes one program so long that every launch for few slots shares them."""
+    """Whether one program takes so long for a slot that launches for few slots share them."""
     return plan.longest_row > LONG_BYTES
