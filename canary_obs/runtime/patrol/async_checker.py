@@ -86,7 +86,7 @@ class AsyncChecker:
         device = state.clock.device
         self._state, self._counter_reader = state, counter_reader
         # Everything that two streams would write at once is the checker's own: log, clock, partial sums. Each
-        # slot has one program, also where its rows are long: nobody waits for it, and the engine has the rest.
+        # slot has one program, also where its rows are long: nobody waits; the engine has the rest.
         log = torch.zeros((layout.NUM_LANES, 2, layout.ROW_WORDS), dtype=torch.int64, device=device)
         clock = torch.ones(1, dtype=torch.int64, device=device)
         counters = state.side_counters.view(-1, layout.COUNTER_WORDS)
