@@ -41,7 +41,7 @@ class FirstReads:
         """
         state = self._state
         step += not self._account.under_way
-        self._account.before_hit(group.name)
+        self._account.before_comparison(group.name)
         state.owed.compared(group.index, layout.Phase.HIT, slots.shape[0])
         for start in range(0, slots.shape[0], _CHUNK):
             state.tick(step)

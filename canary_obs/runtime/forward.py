@@ -138,6 +138,7 @@ class ForwardChecks:
         """Compare the bytes of slots (int64 [n]; -1 = skip) that a load writes over after forward `step`."""
         if not self._reuse:
             return
+        self._account.before_comparison(group.name)
         state = self._state
         state.tick(step)
         state.arrivals.compared_before(state.now)

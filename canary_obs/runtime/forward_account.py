@@ -72,7 +72,7 @@ class ForwardAccount:
         counts = self._counts()
         return counts is None or all(counts.get(name, 0) == self._begun[name] + 1 for name in names)
 
-    def before_hit(self, name: str) -> None:
+    def before_comparison(self, name: str) -> None:
         """Records of this group are about to be compared for a forward that is counted, and not begun."""
         counts = self._counts()
         if counts is not None and (missing := counts.get(name, 0) - self._begun[name] - 1) > 0:

@@ -13,6 +13,14 @@ _VLLM = "tests/engines/vllm/test_prefix_hits.py::"
 _PAST = "tests/runtime/test_forward_account.py::test_hits_after_a_forward_that_was_not_shown_accuse_nobody"
 
 COMPARED = mutants(
+    "canary_obs/runtime/forward.py",
+    (
+        "        self._account.before_comparison(group.name)\n",
+        "",
+        "tests/runtime/test_forward_account.py::"
+        "test_what_a_load_writes_over_after_forwards_that_were_not_shown_accuses_nobody",
+    ),
+) + mutants(
     "canary_obs/runtime/first_reads.py",
     ("slots[start : start + _CHUNK]", "slots[:_CHUNK]", _READS + "test_long_hits_are_compared_in_chunks"),
     (
@@ -20,7 +28,7 @@ COMPARED = mutants(
         "pass",
         _READS + "test_hits_whose_bytes_are_not_compared",
     ),
-    ("        self._account.before_hit(group.name)\n", "", _PAST),
+    ("        self._account.before_comparison(group.name)\n", "", _PAST),
     ("step += not self._account.under_way", "step += 0", _SEEN),
     (
         "step += not self._account.under_way",

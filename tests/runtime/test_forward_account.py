@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
@@ -137,6 +138,22 @@ def test_hits_after_a_forward_that_was_not_shown_accuse_nobody(make_rig) -> None
     assert rig.engine.statistics.prefix_hit_tokens > hits
     rig.canary.delivery.drain(5.0)
     assert rig.canary.counter_reader.violations == 0
+
+
+def test_what_a_load_writes_over_after_forwards_that_were_not_shown_accuses_nobody(make_rig) -> None:
+    rig = make_rig(idle_sweep=False, patrol_budget="off")
+    for number in range(12):
+        rig.engine.add_request(np.arange(40, dtype=np.int32) + 5 * number + 1, Sampling(max_tokens=2))
+        if number == 10:
+            bypass_forward(rig)
+            for name in ("step", "idle"):
+                vars(rig.engine).pop(name)
+        rig.finish_requests()
+    assert rig.canary.counter_reader.violations == 0
+    rig.canary.before_load("full", torch.arange(rig.canary.state.by_name["full"].view.num_slots))
+    rig.canary.delivery.drain(5.0)
+    assert rig.canary.counter_reader.violations == 0
+    assert any("forwards were not shown" in reason for reason in rig.canary.verdict()[1])
 
 
 def test_a_forward_that_is_begun_and_never_checked(make_rig, unchecked: Report) -> None:

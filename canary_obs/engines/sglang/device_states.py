@@ -100,9 +100,9 @@ class DeviceStates:
             self._held, same = there, False
         self._since = (self._since + 1) % self.every if same else 0
         if self._since:
-            self.left_out += 1
-            if self._since == 1:
+            if self._since == 1:  # it counts until then: one before it that nobody saw is so noticed
                 self.leave(self.last.out_slots)
+            self.left_out += 1
             return
         torch.index_select(self._rows, 0, rows[:count], out=self._table[:count, 0])
         if count not in self._steps:

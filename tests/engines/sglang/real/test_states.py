@@ -16,6 +16,7 @@ from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts, storm
+from tests.engines.vllm.real.forwards import without
 from tests.unchecked import Report
 
 _SMALL = {"max_total_tokens": 832, "max_mamba_cache_size": 32}
@@ -135,6 +136,33 @@ def test_a_state_changes_after_a_forward_that_was_shown_with_it(sampling: Rig, s
     found = {(one.group, one.phase, one.reason, one.slot) for one in sampling.found}
     assert slots
     assert found == ({("state", Phase.HEAD, Reason.KV_DATA, slots[0])} if shown else set())
+
+
+@pytest.mark.parametrize("since", [0, 1, 3])
+def test_a_forward_that_nobody_saw_is_noticed_before_states_are_compared(
+    sampling: Rig, monkeypatch: pytest.MonkeyPatch, since: int
+) -> None:
+    """It has changed them. On a GPU not every step looks whether all forwards were shown."""
+    states = sampling.adapter._views.states
+    assert states is not None
+    monkeypatch.setattr(sampling.canary._scheduler, "step", lambda stream: None)
+    unseen = list[int]()
+
+    def script() -> Iterator[Iterable[Any]]:
+        asked = [sampling.request(name, p, 60) for name, p in prompts(2).items()]
+        for turn in sampling.until_done(asked):
+            due = states.left_out > 4 + 4 * len(unseen) and states._since == since
+            if len(unseen) < 3 and sampling.running() and due:
+                unseen.append(states.left_out)
+                with without(sampling.runner, "forward"):
+                    yield turn
+            else:
+                yield turn
+
+    sampling.run(script())
+    sampling.canary.delivery.drain(5.0)
+    assert len(unseen) == 3
+    assert sampling.found == []
 
 
 def test_states_that_are_never_shown_again_are_missed(
