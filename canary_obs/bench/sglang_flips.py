@@ -50,6 +50,8 @@ def flip_everywhere(scheduler: Any, given: SchedulerCanary, seed: int) -> dict[s
     rounds = []
     for group, buffers in _buffers(scheduler.tp_worker.model_runner.token_to_kv_pool).items():
         cached = adapter.prefix_cache.cached(group, unlocked_only=True).slots.tolist()
+        if not cached:
+            raise LookupError(f"no slot of {group} is cached; run a load first, which leaves some")
         starts = range(0, len(buffers), min(_PER_ROUND, len(cached)))
         rounds += [(group, _choose(buffers[start : start + starts.step], cached, draw)) for start in starts]
     for group, flips in rounds:

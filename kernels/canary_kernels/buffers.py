@@ -21,7 +21,10 @@ _SUM_CHUNKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBuffers:
-    """Device memory of one group. Allocated once at attach; operations never allocate state."""
+    """Device memory of one group. Allocated once at attach; operations never allocate state.
+
+    Where rows are long, a stream's first comparison besides forwards allocates shares for it, in `cache`.
+    """
 
     records: Tensor  # int64 [num_slots, RECORD_WORDS]; zeros = EMPTY
     counters: Tensor  # int64 [COUNTER_WORDS]; monotonic

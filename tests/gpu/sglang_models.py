@@ -41,7 +41,7 @@ WINDOWS: dict[str, Any] = {
 TINY_WINDOWS: dict[str, Any] = WINDOWS | {
     "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "sliding_window": 64, "vocab_size": 1024,
 }  # fmt: skip
-# Three layers of linear attention, whose states are left out on GPUs, and a full one.
+# Three layers of linear attention, and a full one.
 STATES: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4,
     "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,

@@ -33,6 +33,7 @@ FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "LISTED": True, "SPLIT": False,
     "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0, 1, 0, 1), "ALIGNMENT": 16, "BLOCK": 512,
 }
+STATES = FULL | {"GEOMETRY": (1 << 21,) * 6 + (0,), "PAGES": (1, 1 << 21, 0, 1, 0, 1, 0, 1), "SPLIT": True}
 LAYER = {name: FULL[name] for name in ("GEOMETRY", "PAGES", "ALIGNMENT", "BLOCK")}
 ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "LISTED": True, "SPLIT": True,
@@ -65,6 +66,8 @@ JOBS = [
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **FULL, "LISTED": False}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 0, **FULL, "SPLIT": True}),
+    (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **STATES}),
+    (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 0, **STATES}),
     (layer_write.layer_kernel, {"CHECKING": 0, **LAYER}),
     (layer_write.layer_kernel, {"CHECKING": 1, **LAYER}),
     (arrival.arrival_kernel, {}),
@@ -95,7 +98,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 29), (("hip", "gfx942", "64", "hsaco"), 28)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 31), (("hip", "gfx942", "64", "hsaco"), 30)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.
