@@ -25,9 +25,9 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 def flip_everywhere(
     vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, prompt: int, seed: int
 ) -> dict[str, Counts]:
-    """Flip one bit in K and in V of every layer, in idle cached blocks, then in blocks in use; restore each.
+    """Flip one bit in each part of every layer, in idle cached blocks, then in blocks in use; restore each.
 
-    `prompt`: tokens of the prompts that fill the blocks.
+    `prompt`: tokens of the prompts that fill the blocks. States are flipped where they are idle.
     """
     draw = random.Random(seed)
     found: list[Violation] = []
@@ -40,10 +40,14 @@ def flip_everywhere(
     canary.reporter.send_violations = report_and_keep  # type: ignore[method-assign, assignment]
 
     def flip(blocks: list[int]) -> Counts:
-        total: Counts = {}
         places = [(layer, part) for layer in range(len(vllm.layer_caches())) for part in (0, 1)]
-        for start in range(0, len(places), _PER_ROUND):
-            flips = _choose_flips(vllm, places[start : start + _PER_ROUND], blocks, draw)
+        step = min(_PER_ROUND, len(blocks))
+        starts = range(0, len(places), step)
+        return check([_choose_flips(vllm, places[start : start + step], blocks, draw) for start in starts])
+
+    def check(rounds: list[list[_Flip]]) -> Counts:
+        total: Counts = {}
+        for flips in rounds:
             found.clear()
             with _flipped(flips), adapter.paused():
                 canary.check_everything()
@@ -53,14 +57,16 @@ def flip_everywhere(
 
     vllm.add_requests(vllm.random_prompts(_REQUESTS, prompt), 1)
     vllm.run()
-    idle = flip(vllm.idle_blocks())
+    result = {"idle": flip(vllm.idle_blocks())}
+    if vllm.layer_states():
+        result["states"] = check(_state_flips(vllm, draw))
     vllm.add_requests(vllm.random_prompts(_REQUESTS, prompt), _ANSWER_TOKENS)
     steps = iter(range(_ANSWER_TOKENS // 2))
     vllm.run(lambda _: next(steps, None) is None)
     # Only whole blocks of the prompts: no step writes them any more.
     whole = prompt // vllm.layer_caches()[0].shape[2]
-    used = [block for _, blocks in adapter.request_blocks(0) for block in blocks[:whole]]
-    result = {"idle": idle, "in_use": flip(used)}
+    lists = adapter.request_blocks(vllm.attention_group)
+    result["in_use"] = flip([block for _, blocks in lists for block in blocks[:whole]])
     vllm.run()
     del canary.reporter.send_violations
     return result
@@ -119,9 +125,10 @@ def incomplete(results: dict[str, Counts]) -> dict[str, Counts]:
 class _Flip:
     """One bit of one of vLLM's KV tensors."""
 
-    cache: torch.Tensor  # integers [blocks, heads, block size, K | V]
+    cache: torch.Tensor  # integers [blocks, heads, block size, K | V], or of states [blocks, ...]
     place: tuple[int, ...]  # index into it
     bit: int  # mask
+    block_slots: int = 1  # 1 = a state
 
     @property
     def block(self) -> int:
@@ -129,7 +136,7 @@ class _Flip:
 
     @property
     def slot(self) -> int:
-        return self.place[0] * self.cache.shape[2] + self.place[2]
+        return self.block if self.block_slots == 1 else self.block * self.block_slots + self.place[2]
 
     def toggle(self) -> None:
         with torch.inference_mode():
@@ -147,13 +154,34 @@ def _choose_flips(
         element = part * width // 2 + draw.randrange(width // 2)
         place = block, draw.randrange(heads), draw.randrange(size), element
         integers = cache.view(_INTEGERS[cache.element_size()])
-        flips.append(_Flip(cache=integers, place=place, bit=1 << draw.randrange(14)))
+        bit = 1 << draw.randrange(14)
+        flips.append(_Flip(cache=integers, place=place, bit=bit, block_slots=size))
     return flips
+
+
+def _state_flips(vllm: InProcessVllm, draw: random.Random) -> list[list[_Flip]]:
+    """One flip in each tensor of states, each in an idle block of its group; by group, and by rounds."""
+    found: list[list[_Flip]] = []
+    for group in sorted({number for number, _ in vllm.layer_states()}):
+        states = [state for number, state in vllm.layer_states() if number == group]
+        blocks = vllm.idle_blocks(group)
+        step = min(_PER_ROUND, len(blocks))
+        for start in range(0, len(states), step):
+            part = states[start : start + step]
+            chosen = zip(part, draw.sample(blocks, len(part)), strict=True)
+            found.append([_state_flip(state, block, draw) for state, block in chosen])
+    return found
+
+
+def _state_flip(state: torch.Tensor, block: int, draw: random.Random) -> _Flip:
+    place = block, *(draw.randrange(size) for size in state.shape[1:])
+    integers = state.view(_INTEGERS[state.element_size()])
+    return _Flip(cache=integers, place=place, bit=1 << draw.randrange(14))
 
 
 def _count(flips: list[_Flip], found: list[Violation]) -> Counts:
     # The CPU's caches are tiled: there an element's place gives its block, not its slot.
-    size, tiled = flips[0].cache.shape[2], flips[0].cache.device.type == "cpu"
+    size, tiled = flips[0].block_slots, flips[0].cache.device.type == "cpu"
     hits = {row.slot for row in found if row.reason is Reason.KV_DATA}
     blocks, slots = {flip.block for flip in flips}, {flip.slot for flip in flips}
     counts = {"flips": len(flips), "caught": len(blocks & {slot // size for slot in hits})}

@@ -34,12 +34,16 @@ from canary_obs.bench.vllm_workloads import (
     fill_pool,
     run_workload,
 )
-from canary_obs.demo.in_process_vllm import SHAPES, InProcessVllm
+from canary_obs.demo.in_process_vllm import SHAPES, InProcessVllm, keeps_states
 from canary_obs.engines.vllm.worker import attached_adapter, runtime_of
 from canary_obs.errors import UnsupportedEngine
 
 _BLOCK_SIZE = {"cuda": 16, "cpu": 32}
 _FILLS = 2  # so that every block holds records of an earlier request
+# Of states and attention together.
+_POOL_BYTES = 6 << 30  # on a GPU: some 900 blocks of Qwen3-Next's
+_CPU_BLOCKS = 96
+_TWO_BLOCKS = 4096  # tokens: as many as two blocks have, or more
 
 
 def main(settings: dict[str, Any], requests: int, answers: int) -> None:
@@ -95,8 +99,8 @@ def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessV
     together = [(load.requests, load.context), *((count, BATCH_CONTEXT) for count in settings["batches"])]
     # All requests of a load with the steps that they may run, and a long prompt.
     decoding = max(count * load.decoding_length(count, context) for count, context in together)
-    pool = int(1.1 * max(decoding, (load.busy + 1) * busy_length(load))) + load.prefill
-    blocks = pool // block_size + 1
+    tokens = int(1.1 * max(decoding, (load.busy + 1) * busy_length(load))) + load.prefill
+    blocks = tokens // block_size + 1
     longest = max(
         *(context + load.steps + 2 * count + 32 for count, context in together),
         busy_length(load), FIRST_TOKEN_PROMPT + 32, load.prefill + 32,
@@ -105,13 +109,18 @@ def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessV
     block_bytes = (
         block_size * 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     )
+    pool: dict[str, Any] = {"block_size": block_size, "num_gpu_blocks_override": blocks}
     # With it vLLM measures no memory, which would fail while another engine starts on the same GPU.
-    measured = {"kv_cache_memory_bytes": (blocks + 1) * block_bytes} if on_gpu else {}
+    measured = (blocks + 1) * block_bytes
+    if keeps_states(settings["shape"]):  # vLLM chooses blocks as large as a state: their bytes decide
+        pool, measured = {} if on_gpu else {"num_gpu_blocks_override": _CPU_BLOCKS}, _POOL_BYTES
+        longest = max(longest, _TWO_BLOCKS)
+    if on_gpu:
+        pool["kv_cache_memory_bytes"] = measured
     return InProcessVllm(
         folder, settings["shape"], settings["seed"], enable_prefix_caching=True,
         max_num_seqs=max(load.requests, load.busy + 1, *settings["batches"]), max_model_len=longest,
-        max_num_batched_tokens=load.prefill, gpu_memory_utilization=settings["memory"],
-        block_size=block_size, num_gpu_blocks_override=blocks, **measured,
+        max_num_batched_tokens=load.prefill, gpu_memory_utilization=settings["memory"], **pool,
     )  # fmt: skip
 
 
@@ -140,7 +149,9 @@ def _report(vllm: InProcessVllm) -> dict[str, Any]:
 def _flips(vllm: InProcessVllm, load: LoadPlan, seed: int) -> dict[str, Any]:
     canary, adapter = runtime_of(vllm.worker), attached_adapter(vllm.worker)
     assert canary is not None, "only the protected engine is asked"
-    counts = flip_everywhere(vllm, canary, adapter, min(load.context, 1024), seed)
+    # Of large blocks, a prompt that fills two: what is flipped is a block that no step writes any more.
+    prompt = max(min(load.context, 1024), 2 * vllm.layer_caches()[0].shape[2] + 1)
+    counts = flip_everywhere(vllm, canary, adapter, prompt, seed)
     return {"counts": counts, "incomplete": incomplete(counts)}
 
 

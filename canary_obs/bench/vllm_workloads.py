@@ -60,8 +60,8 @@ class LoadedVllm:
 
 def fill_pool(vllm: InProcessVllm, plan: LoadPlan, times: int) -> int:
     """Write every block of the pool `times` times; returns the tokens written."""
-    cache = vllm.config.cache_config
-    wanted = times * cache.num_gpu_blocks * cache.block_size
+    cache, groups = vllm.config.cache_config, vllm.runner.kv_cache_config.kv_cache_groups
+    wanted = times * cache.num_gpu_blocks * cache.block_size // len(groups)  # each takes as many blocks
     written = 0
     while written < wanted:
         prompts = vllm.random_prompts(plan.requests, plan.context)

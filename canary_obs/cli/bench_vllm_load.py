@@ -8,7 +8,16 @@ import typer
 
 from canary_obs.cli.bench import Context, Requests
 from canary_obs.cli.bench_report import exit_with, print_result, write_json
-from canary_obs.cli.options import Baseline, Memory, Output, Runner, Seed, StepShape, require_vllm
+from canary_obs.cli.options import (
+    Baseline,
+    EngineShape,
+    Memory,
+    Output,
+    Runner,
+    Seed,
+    StepShape,
+    require_vllm,
+)
 
 Batches = Annotated[
     list[int] | None, typer.Option(min=1, help="Sizes of the steady batches; 1, 8, 64, 256 by default.")
@@ -17,7 +26,7 @@ _BATCHES = (1, 8, 64, 256)
 
 
 def vllm_load(
-    shape: StepShape = "8b",
+    shape: EngineShape = "8b",
     runner: Runner = "v2",
     loads: Annotated[list[str] | None, typer.Option(help="Loads to run; all by default.")] = None,
     batches: Batches = None,

@@ -76,7 +76,7 @@ StepShape = Annotated[
 EngineShape = Annotated[
     str,
     typer.Option(
-        callback=_one_of("--shape", "8b", "small", "qwen3-next", "tiny"),
+        callback=_one_of("--shape", "8b", "small", "qwen3-next", "tiny", "qwen3-next-tiny"),
         help="8b, small, or qwen3-next: 12 layers, of which nine keep a state per request.",
     ),
 ]

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1024,
     },
 }  # fmt: skip
+# For CPUs, whose kernels take heads of 128 and bfloat16: three layers of linear attention, and a full one.
+SHAPES["qwen3-next-tiny"] = SHAPES["qwen3-next"] | {
+    "num_hidden_layers": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32, "vocab_size": 1024,
+}  # fmt: skip
 TINY_CONTEXT = 2048  # tokens, prompt and answer
 _FIRST_TOKEN = 3  # smaller ids are special tokens
 _WEIGHT_STD = 0.02
@@ -66,10 +74,13 @@ class InProcessVllm:
 
         (folder / "config.json").write_text(json.dumps(LLAMA | SHAPES[shape]))
         on_gpu = torch.cuda.is_available()
+        states = keeps_states(shape)
         defaults: dict[str, Any] = {
             "disable_log_stats": True, "enforce_eager": not on_gpu,
-            "dtype": "bfloat16" if on_gpu else "float32",
+            "dtype": "bfloat16" if on_gpu or states else "float32",
         }  # fmt: skip
+        if states and find_spec("flashinfer") is None:  # which vLLM takes on Hopper
+            defaults["additional_config"] = {"gdn_prefill_backend": "triton"}
         llm = LLM(
             model=str(folder), load_format="dummy", skip_tokenizer_init=True, seed=seed,
             **(defaults | engine_args),
@@ -134,15 +145,34 @@ class InProcessVllm:
             torch.cuda.synchronize()
 
     def layer_caches(self) -> list[torch.Tensor]:
-        """vLLM's own KV tensors, [blocks, heads, block size, K | V], layer by layer."""
-        context = self.config.compilation_config.static_forward_context
-        groups = self.runner.kv_cache_config.kv_cache_groups
-        return [context[name].kv_cache for group in groups for name in group.layer_names]
+        """vLLM's own KV tensors, [blocks, heads, block size, K | V], layer by layer; without states."""
+        held = [cache for _, cache in self._layer_memory()]
+        return [cache for cache in held if isinstance(cache, torch.Tensor)]
 
-    def idle_blocks(self) -> list[int]:
-        """Blocks of the prefix cache that no request uses."""
+    def layer_states(self) -> list[tuple[int, torch.Tensor]]:
+        """vLLM's tensors of states, [blocks, ...], each with the number of its group; two of a layer."""
+        held = [each for each in self._layer_memory() if not isinstance(each[1], torch.Tensor)]
+        return [(number, part) for number, parts in held for part in parts]
+
+    def _layer_memory(self) -> list[tuple[int, Any]]:
+        """What each layer keeps, and the number of its group."""
+        context = self.config.compilation_config.static_forward_context
+        groups = enumerate(self.runner.kv_cache_config.kv_cache_groups)
+        return [(number, context[name].kv_cache) for number, group in groups for name in group.layer_names]
+
+    @property
+    def attention_group(self) -> int:
+        """Number of the group whose layers are `layer_caches`."""
+        return next(number for number, cache in self._layer_memory() if isinstance(cache, torch.Tensor))
+
+    def idle_blocks(self, group: int | None = None) -> list[int]:
+        """Blocks of the prefix cache that no request uses; None = of `attention_group`."""
+        from vllm.v1.core.kv_cache_utils import get_group_id
+
+        wanted = self.attention_group if group is None else group
         pool = self.core.scheduler.kv_cache_manager.block_pool
-        return [block.block_id for block in pool.blocks if block.block_hash is not None and not block.ref_cnt]
+        idle = [block for block in pool.blocks if block.block_hash is not None and not block.ref_cnt]
+        return [block.block_id for block in idle if get_group_id(block.block_hash) == wanted]
 
     def description(self) -> dict[str, Any]:
         """vLLM's version and the settings that matter to a measurement; JSON values."""
@@ -162,6 +192,11 @@ class InProcessVllm:
     def shutdown(self) -> None:
         """End the engine, as vLLM does."""
         self.core.shutdown()
+
+
+def keeps_states(shape: str) -> bool:
+    """Whether layers of this shape keep a state for each request."""
+    return "full_attention_interval" in SHAPES[shape]
 
 
 def tiny_vllm(folder: Path, requests: int, seed: int) -> InProcessVllm:

@@ -92,3 +92,17 @@ def test_every_load_on_a_pool_in_use(tmp_path: Path) -> None:
     assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
     for flips in figures["flips"]["counts"].values():
         assert flips == {"flips": 2 * 3, "caught": 2 * 3, "other_violations": 0}
+
+
+@pytest.mark.nightly
+def test_loads_of_layers_that_keep_states(tmp_path: Path) -> None:
+    options = LOADS.replace("tiny", "qwen3-next-tiny").replace("--prefill 256", "--prefill 2048")
+    figures, _ = run_bench("vllm-load", f"{options} --loads decode --loads mixed", tmp_path / "load.json")
+    assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
+    counts = figures["flips"]["counts"]
+    assert counts["states"] == {"flips": 6, "caught": 6, "other_violations": 0}
+    assert {where: count["caught"] for where, count in counts.items()} == {
+        "idle": 2,
+        "states": 6,
+        "in_use": 2,
+    }
