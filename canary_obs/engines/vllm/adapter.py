@@ -92,8 +92,8 @@ class VllmAdapter(FollowsRequests):
         runs = {name: group.entry_tokens for name, group in self._by_name.items()}
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh, slot_tokens=runs)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
-        self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
-        loads, scales = self._block_changes.loads, self._scales.sources
+        changes = self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
+        self.states, loads, scales = changes.states, changes.loads, self._scales.sources
         self.connector = ConnectorReports(loads, self.vllm_groups, self.show_requests)
         self._windows, self._attention = WindowTables(self.vllm_groups), AttentionTables(self.vllm_groups)
         self._forwards, self.requests = ForwardCount(self._by_name), changes_of(runner, self.vllm_groups)
@@ -102,7 +102,7 @@ class VllmAdapter(FollowsRequests):
         self._patches, self.known_tokens = MethodPatches(), KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
-        self._steady = SteadyStep(self.vllm_groups, loads, scales, len(numbers))
+        self._steady = SteadyStep(self.states, loads, scales, len(numbers))
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
         self._hooks: StepHooks | None = None

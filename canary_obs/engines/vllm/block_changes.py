@@ -48,16 +48,28 @@ class BlockChanges:
             observer.received(name, slots)
 
     def _report_states(self, output: Any, observer: Observer) -> None:
-        self.written = []  # of a step that failed: nobody knows what it has left
-        for name, changes in self.states.follow(output).items():
-            source, destination, left = (
-                uploaded(torch.tensor(blocks, dtype=torch.int64), self._device) for blocks in changes
-            )
+        unknown, self.written = self.written, []
+        for name, slots in unknown:  # of a step that failed: nobody knows what it has left
+            observer.awaited(name, slots)
+        for name, changes in self.states.follow(output, observer).items():
+            if changes.rested:
+                observer.received(name, self._of_states(changes.rested))
             if changes.sources:
+                source, destination = self._of_states(changes.sources), self._of_states(changes.destinations)
                 observer.copied(name, source, destination)
+            if changes.rewritten:
+                slots = self._of_states(changes.rewritten)
+                observer.before_load(name, slots)
+                observer.awaited(name, slots)
             if changes.checkpoints:
-                observer.awaited(name, left)
-                self.written.append((name, left))
+                observer.awaited(name, self._of_states(changes.checkpoints))
+            if changes.checkpoints or changes.left:
+                self.written.append((name, self._of_states(changes.checkpoints + changes.left)))
+        if not self.states.shown:  # it counts until then: one before it that nobody saw is so noticed
+            self.states.left_out += 1
+
+    def _of_states(self, blocks: Sequence[int]) -> Tensor:
+        return uploaded(torch.tensor(blocks, dtype=torch.int64), self._device)
 
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero

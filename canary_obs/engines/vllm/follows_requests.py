@@ -12,6 +12,7 @@ from canary_obs.engine_api.requests import BlockTable, StoredIn
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.request_changes import RequestChanges
+from canary_obs.engines.vllm.states import StateBlocks
 from canary_obs.errors import KVCacheViolation
 
 
@@ -20,6 +21,7 @@ class FollowsRequests(EngineAdapter):
 
     requests: RequestChanges
     connector: ConnectorReports
+    states: StateBlocks
     inputs_persist: bool
     _forwards: ForwardCount
     completes_views = True  # by `complete_view`
@@ -57,8 +59,15 @@ class FollowsRequests(EngineAdapter):
         return self.requests.tables
 
     def forwards(self) -> dict[str, int]:
-        """Scheduler outputs with tokens; drafting follows every forward of the target."""
-        return self._forwards.by_group
+        """Scheduler outputs with tokens; drafting follows every forward of the target.
+
+        Of states those are left out that are not shown, as far as may be.
+        """
+        counts = self._forwards.by_group
+        if not self.states.groups:
+            return counts
+        names = (group.view.name for group in self.states.groups)
+        return counts | {name: counts[name] - self.states.may_leave_out(counts[name]) for name in names}
 
     def requests_scheduled(self) -> int:
         """By the scheduler outputs that reached the worker."""

@@ -60,9 +60,7 @@ class V1Adapter(VllmAdapter):
         memory = runner.max_num_tokens, self.step_types, runner.device
         self._sharded = ShardedSlots(sharded, *memory) if sharded else None
         shape = runner.max_num_reqs, runner.device
-        self._states = (
-            StateSteps(states, self._block_changes.states, self.step_types, shape) if states else None
-        )
+        self._states = StateSteps(states, self.states, self.step_types, shape) if states else None
         # The last view's fields; and those of all sizes of batches, by what they depend on: requests, tokens,
         # addresses of the input tensors.
         self._columns: dict[str, Any] = {}
@@ -171,7 +169,7 @@ class V1Adapter(VllmAdapter):
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             columns = self._sizes[key] = self._batch_columns(count, total) | inputs
         self._columns = columns
-        if self._states is not None:
+        if self._states is not None and self.states.shown:
             self._columns = self._columns | {"groups": self._columns["groups"] | self._state_steps(count)}
         context = self._forward_context()
         if self._entries is not None:

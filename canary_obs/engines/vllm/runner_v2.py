@@ -37,16 +37,12 @@ class V2Adapter(VllmAdapter):
         super().__init__(runner, worker=worker, wrap_engine=wrap_engine, fresh=fresh)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         states = [group for group in self.vllm_groups if group.states]
-        # What drafting and states read, too, is launched before the canary's own checks.
-        self._at_once = bool(states) or not self.inputs_persist
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
         sharded = [group for group in self._attended if group.sharding.ranks > 1]
         memory = runner.max_num_tokens, self.step_types, runner.device
         self._sharded = ShardedSlots(sharded, *memory) if sharded else None
         shape = runner.max_num_reqs, runner.device
-        self._states = (
-            StateSteps(states, self._block_changes.states, self.step_types, shape) if states else None
-        )
+        self._states = StateSteps(states, self.states, self.step_types, shape) if states else None
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self.requests.lists = self._blocks
         self._prepared: tuple[Any, ...] | None = None  # batch and tables of the forward that is next
@@ -155,20 +151,23 @@ class V2Adapter(VllmAdapter):
         if self._digests.started:
             self._digests.begin(self.runner.req_states.req_id_to_index)
         self.known_tokens.begin(requests, batch.idx_mapping)
-        if self._at_once:
+        states = self._states if self.states.shown else None
+        # What drafting and states read, too, is launched before the canary's own checks.
+        at_once = states is not None or not self.inputs_persist
+        if at_once:
             self.known_tokens.fill()
             columns["launches"].before_write()
         given = self._attention.given(metadata, None, own, total)
         groups = given
         if self._sharded is not None:
             groups = self._sharded.steps(given, columns["positions"], columns["token_starts"])
-        if self._states is not None:
+        if states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
-            groups = {**groups, **self._states.steps(requests, dict(enumerate(block_tables)), *lens)}
+            groups = {**groups, **states.steps(requests, dict(enumerate(block_tables)), *lens)}
         shown = self._shown
         if shown is not None and shown.groups is groups and shown.request_ids == requests:
             return shown
-        launches, known = None if self._at_once else columns["launches"], self.known_tokens.columns(count)
+        launches, known = None if at_once else columns["launches"], self.known_tokens.columns(count)
         self._shown = shown = StepView(
             request_ids=requests, known_lens=known.lens, known_digests=known.digests,
             **(columns | {"groups": groups, "launches": launches}),

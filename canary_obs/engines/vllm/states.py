@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canary_kernels.forward_start import RING_ROWS
 from canary_kernels.hashing import mix_arrays
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes
 from canary_obs.engines.toolkit.chain_sums import ANCHOR
 from canary_obs.engines.toolkit.state_entries import StateEntries
@@ -124,6 +125,9 @@ class StateChanges(NamedTuple):
     sources: list[int]  # copied by the worker before its forward
     destinations: list[int]
     checkpoints: list[int]  # written by the forward, apart from the states that requests go on with
+    rested: list[int]  # without a record, of requests that the forward leaves alone
+    rewritten: list[int]  # by the forward, which is not shown with states: they have a record until then
+    left: list[int]  # by the forward, so that others may read them: they need a record, as checkpoints do
 
 
 class StateBlocks:
@@ -132,44 +136,119 @@ class StateBlocks:
     The worker copies the state of a request whose next token lies in another block than its last one, also
     where that one comes from the prefix cache; the scheduler does not list these copies. A prefill that
     reaches over several blocks leaves a state for the prefix cache in the block before its last.
+
+    One of `Observer.state_interval` forwards is shown with states. In the others a state has no record from
+    when the first of them rewrites it, unless it is one that others may read, or that rests: at the end of a
+    block, or of a prompt's chunk.
     """
 
     def __init__(self, groups: Sequence[VllmGroup]) -> None:
-        self._groups = groups
+        self.groups = groups
         self._blocks: dict[str, tuple[list[int], ...]] = {}  # by request; lists by vLLM's group number
         self._ends: dict[str, int] = {}  # by request: tokens in its state
         # By vLLM's group number and request: the slot of the state that its last forward leaves.
         self.slots: dict[int, dict[str, int]] = {group.number: {} for group in groups}
         self.changes = 0  # of `slots`
+        self.shown = True  # whether the forward under way is
+        self.left_out = 0  # forwards so far
+        self._observer: Observer | None = None  # of the last output that was followed
+        self._adoptions = 0  # by it, before the last forward
+        self._until_shown = 0  # forwards
+        self._unchanging = 0  # forwards that decode the same requests, and in which nothing is to be done
+        self._running: list[str] = []  # these requests
+        self._counted_from: int | None = None
+        # By group, as `slots`: of requests whose state has had no record since a forward that was not shown.
+        self._open: dict[int, dict[str, int]] = {group.number: {} for group in groups}
 
-    def follow(self, output: Any) -> dict[str, StateChanges]:
+    def may_leave_out(self, counted: int) -> int:
+        """Forwards that were left out, up to the most that may be of those that were counted elsewhere."""
+        if self._counted_from is None:
+            self._counted_from, self.left_out, self._until_shown, self._unchanging = counted, 0, 0, 0
+        every = 1 if self._observer is None else self._observer.state_interval
+        return min(self.left_out, (counted - self._counted_from) * (every - 1) // every)
+
+    def go_on(self, output: Any) -> bool:
+        """Whether an output that gives nobody a block needs not be followed. Its forward is left out then."""
+        requests = output.scheduled_cached_reqs.req_ids
+        if (
+            not self._unchanging
+            or output.total_num_scheduled_tokens != len(requests)
+            or requests != self._running
+            or self._observer is None
+            or self._observer.adoptions != self._adoptions
+        ):
+            return False
+        self._unchanging -= 1
+        self._until_shown -= 1
+        self.left_out += 1
+        self.shown = False
+        return True
+
+    def follow(self, output: Any, observer: Observer) -> dict[str, StateChanges]:
         """By group name: what an output brings. A group without changes is left out."""
-        if not self._groups:
+        scheduled = self._scheduled(output) if self.groups else {}
+        if not scheduled:
+            self.shown = True
             return {}
-        found: dict[str, StateChanges] = {}
-        for request, count in self._scheduled(output).items():
-            before = self._ends.get(request, count)
-            self._ends[request] = end = count + output.num_scheduled_tokens[request]
-            for group in self._groups:
-                size, blocks = group.state_tokens, self._blocks[request][group.number]
-                destination = 0 if size is None else (end - 1) // size
-                slots = self.slots[group.number]
-                slot = blocks[destination] if destination < len(blocks) else _UNKNOWN
-                if slots.get(request) != slot:
-                    slots[request] = slot
-                    self.changes += 1
-                if size is None:
-                    continue
-                source = (before - 1) // size
-                changes = found.get(group.view.name) or StateChanges([], [], [])
-                if before and source != destination:
-                    changes.sources.append(blocks[source])
-                    changes.destinations.append(slot)
-                if destination - 1 > source and blocks[destination - 1] != NULL_BLOCK:
-                    changes.checkpoints.append(blocks[destination - 1])
-                if changes.sources or changes.checkpoints:
-                    found[group.view.name] = changes
-        return found
+        self._observer, adoptions = observer, observer.adoptions
+        # Else what is not shown would have got a baseline, and change.
+        self.shown = not self._until_shown or adoptions != self._adoptions
+        self._adoptions = adoptions
+        self._until_shown = (observer.state_interval if self.shown else self._until_shown) - 1
+        found = {group.view.name: StateChanges([], [], [], [], [], []) for group in self.groups}
+        for group in self.groups:
+            open_states, changes = self._open[group.number], found[group.view.name]
+            for request in open_states.keys() - scheduled.keys():
+                changes.rested.append(open_states.pop(request))
+            if self.shown:
+                open_states.clear()
+        for request, count in scheduled.items():
+            before, tokens = self._ends.get(request, count), output.num_scheduled_tokens[request]
+            self._ends[request] = end = count + tokens
+            for group in self.groups:
+                self._follow_one(group, request, (before, end, tokens), found[group.view.name])
+        self._running = list(output.scheduled_cached_reqs.req_ids)
+        self._unchanging = 0 if self.shown else self._steps_without_changes(output)
+        return {name: changes for name, changes in found.items() if any(changes)}
+
+    def _steps_without_changes(self, output: Any) -> int:
+        """After this one, if they decode the same requests and nobody is given a block."""
+        if any(len(slots) < len(output.num_scheduled_tokens) for slots in self._open.values()):
+            return 0
+        sizes = [group.state_tokens for group in self.groups if group.state_tokens is not None]
+        ends = [self._ends[request] for request in output.num_scheduled_tokens]
+        return min([self._until_shown, *(size - end % size - 1 for size in set(sizes) for end in ends)])
+
+    def _follow_one(
+        self, group: VllmGroup, request: str, reach: tuple[int, int, int], changes: StateChanges
+    ) -> None:
+        """`reach`: tokens in the state before the forward and after it, and those that it computes."""
+        (before, end, tokens), size = reach, group.state_tokens
+        blocks, slots = self._blocks[request][group.number], self.slots[group.number]
+        destination = 0 if size is None else (end - 1) // size
+        slot = blocks[destination] if destination < len(blocks) else _UNKNOWN
+        if slots.get(request) != slot:
+            slots[request] = slot
+            self.changes += 1
+        moves = size is not None and before and (before - 1) // size != destination
+        if size is not None:
+            source = (before - 1) // size
+            if moves:
+                changes.sources.append(blocks[source])
+                changes.destinations.append(slot)
+            if destination - 1 > source and blocks[destination - 1] != NULL_BLOCK:
+                changes.checkpoints.append(blocks[destination - 1])
+        if self.shown:
+            return
+        open_states = self._open[group.number]
+        # A copy is compared when the forward begins, by the record that it still has then.
+        if not moves and open_states.get(request) != slot:
+            changes.rewritten.append(slot)
+        if moves or tokens > 1 or (size is not None and not end % size):
+            changes.left.append(slot)
+            open_states.pop(request, None)
+        else:
+            open_states[request] = slot
 
     def _scheduled(self, output: Any) -> dict[str, int]:
         """Tokens computed before, by request of this output, whose blocks are known from here on."""
@@ -177,7 +256,7 @@ class StateBlocks:
         for request in {*output.finished_req_ids, *(output.preempted_req_ids or ()), *cached.resumed_req_ids}:
             self._blocks.pop(request, None)
             self._ends.pop(request, None)
-            for slots in self.slots.values():
+            for slots in (*self.slots.values(), *self._open.values()):
                 slots.pop(request, None)
         found: dict[str, int] = {}
         for new in output.scheduled_new_reqs:

@@ -8,9 +8,9 @@ from typing import Any
 
 from canary_kernels.buffers import KVSource
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
-from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.pool_events import BlockEvent, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE
+from canary_obs.engines.vllm.states import StateBlocks
 
 _OF_BLOCKS = frozenset({int, Published, PublishedRun, Partial})  # events that no load comes with
 
@@ -26,17 +26,17 @@ class Change(Enum):
 class SteadyStep:
     """Of a step without changes nothing needs to be followed but its numbers and its tokens.
 
-    What it asks is all that can change block lists, slots' bytes or the counts of hits. States are followed
-    in every step, as are scales, which may change without an output's saying so.
+    What it asks is all that can change block lists, slots' bytes or the counts of hits. Of states StateBlocks
+    knows. Scales, which may change without an output's saying so, are followed in every step.
     """
 
     def __init__(
-        self, groups: Sequence[VllmGroup], loads: ConnectorLoads, scales: Sequence[KVSource], numbers: int = 1
+        self, states: StateBlocks, loads: ConnectorLoads, scales: Sequence[KVSource], numbers: int = 1
     ) -> None:
         """`numbers`: vLLM's groups, whose blocks share the same bytes."""
         self._alone = numbers == 1
-        self._loads = loads
-        self._followed = bool(scales) or any(group.states for group in groups)
+        self._loads, self._states = loads, states if states.groups else None
+        self._followed = bool(scales)
         self._hits: Any = None  # the count in the last output that was followed
 
     def change(self, output: Any, events: Sequence[BlockEvent] | None) -> Change:
@@ -58,8 +58,9 @@ class SteadyStep:
             return Change.OTHER
         given = cached.new_block_ids
         if not events and given.count(None) == len(given):
-            return Change.NOTHING
-        grows = self._alone and _OF_BLOCKS.issuperset(map(type, events))
+            goes_on = self._states is None or self._states.go_on(output)
+            return Change.NOTHING if goes_on else Change.OTHER
+        grows = self._alone and self._states is None and _OF_BLOCKS.issuperset(map(type, events))
         return Change.GROWTH if grows else Change.OTHER
 
     def followed(self, output: Any) -> None:

@@ -93,6 +93,8 @@ def _plain(given: Any) -> Any:
 class Calls:
     """The hooks that are called, in order."""
 
+    state_interval, adoptions = 1, 0
+
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
 

@@ -43,47 +43,60 @@ def output(
     )  # fmt: skip
 
 
+def follow(blocks: StateBlocks, given: Any, interval: int = 1, adoptions: int = 0) -> Any:
+    observer: Any = SimpleNamespace(state_interval=interval, adoptions=adoptions)
+    return blocks.follow(given, observer)
+
+
+def moved(
+    sources: Any = (), destinations: Any = (), checkpoints: Any = (), rested: Any = (), rewritten: Any = (),
+    left: Any = (),
+) -> dict[str, StateChanges]:  # fmt: skip
+    given = sources, destinations, checkpoints, rested, rewritten, left
+    return {"state": StateChanges(*map(list, given))}
+
+
 def test_a_state_moves_where_its_next_token_lies_in_another_block() -> None:
     blocks = StateBlocks([group()])
-    assert blocks.follow(output({"a": 3}, new=[("a", 0, [6])])) == {}
-    assert blocks.follow(output({"a": 1}, cached=[("a", 3, None)])) == {}
-    assert blocks.follow(output({"a": 1}, cached=[("a", 4, [8])])) == {"state": StateChanges([6], [8], [])}
-    assert blocks.follow(output({"a": 1}, cached=[("a", 5, None)])) == {}
+    assert follow(blocks, output({"a": 3}, new=[("a", 0, [6])])) == {}
+    assert follow(blocks, output({"a": 1}, cached=[("a", 3, None)])) == {}
+    assert follow(blocks, output({"a": 1}, cached=[("a", 4, [8])])) == moved([6], [8])
+    assert follow(blocks, output({"a": 1}, cached=[("a", 5, None)])) == {}
 
 
 def test_a_state_from_the_prefix_cache_is_copied_to_the_requests_own_block() -> None:
     blocks = StateBlocks([group()])
-    found = blocks.follow(output({"a": 2}, new=[("a", 8, [0, 5, 9])]))
-    assert found == {"state": StateChanges([5], [9], [])}
+    found = follow(blocks, output({"a": 2}, new=[("a", 8, [0, 5, 9])]))
+    assert found == moved([5], [9])
 
 
 def test_a_prefill_over_several_blocks_leaves_a_state_before_its_last_block() -> None:
     blocks = StateBlocks([group()])
-    assert blocks.follow(output({"a": 10}, new=[("a", 0, [0, 4, 7])])) == {"state": StateChanges([], [], [4])}
-    assert blocks.follow(output({"b": 10}, new=[("b", 0, [0, 0, 7])])) == {}  # none was asked for
+    assert follow(blocks, output({"a": 10}, new=[("a", 0, [0, 4, 7])])) == moved([], [], [4])
+    assert follow(blocks, output({"b": 10}, new=[("b", 0, [0, 0, 7])])) == {}  # none was asked for
 
 
 @pytest.mark.parametrize("end", [{"ended": "a"}, {"resumed": "a"}])
 def test_a_request_that_ended_or_starts_anew_is_forgotten(end: dict[str, str]) -> None:
     blocks = StateBlocks([group()])
-    blocks.follow(output({"a": 6}, new=[("a", 0, [6, 8])]))
+    follow(blocks, output({"a": 6}, new=[("a", 0, [6, 8])]))
     if "ended" in end:
-        blocks.follow(output({}, **end))
+        follow(blocks, output({}, **end))
         again = output({"a": 2}, new=[("a", 0, [9])])
     else:
         again = output({"a": 2}, cached=[("a", 0, [9])], **end)
-    assert blocks.follow(again) == {}
-    assert blocks.follow(output({"a": 3}, cached=[("a", 2, [3])])) == {"state": StateChanges([9], [3], [])}
+    assert follow(blocks, again) == {}
+    assert follow(blocks, output({"a": 3}, cached=[("a", 2, [3])])) == moved([9], [3])
 
 
 def test_states_that_stay_in_their_block_are_not_followed() -> None:
-    assert StateBlocks([group(None)]).follow(output({"a": 9}, new=[("a", 4, [3])])) == {}
+    assert follow(StateBlocks([group(None)]), output({"a": 9}, new=[("a", 4, [3])])) == {}
 
 
 def state_steps(own: Any, *outputs: Any, requests: int = 3) -> tuple[StateSteps, StateBlocks]:
     blocks = StateBlocks([own])
     for each in outputs:
-        blocks.follow(each)
+        follow(blocks, each)
     return StateSteps([own], blocks, TYPES, (requests, CPU)), blocks
 
 
@@ -102,7 +115,7 @@ def test_each_request_rewrites_the_state_in_the_block_of_its_last_token() -> Non
     assert step.tokens.digests is not None
     anchor = int(chain_of(torch.empty(0, dtype=torch.int64))[-1])
     assert step.tokens.digests.tolist() == [anchor, anchor]
-    blocks.follow(output({"a": 4, "b": 1}, cached=[("a", 5, None), ("b", 4, None)]))
+    follow(blocks, output({"a": 4, "b": 1}, cached=[("a", 5, None), ("b", 4, None)]))
     lens[0].add_(4)
     assert steps.steps(["a", "b"], {1: table}, *lens)["state"] is step  # no allocation
     assert step.out_slots.tolist() == [5, 7]
@@ -129,7 +142,7 @@ def test_a_record_goes_where_the_scheduler_says_and_is_looked_for_where_the_tabl
     steps.steps(["b", "a"], {1: table}, *lens)
     assert step.out_slots.tolist() == [2, 3]
     assert known(step) == [other, one]
-    blocks.follow(output({"c": 2}, new=[("c", 0, [5])], ended="b"))
+    follow(blocks, output({"c": 2}, new=[("c", 0, [5])], ended="b"))
     step = steps.steps(["c", "a"], {1: table}, *lens)["state"]
     assert step.out_slots.tolist() == [5, 3]
     assert known(step)[1] == one
@@ -155,7 +168,7 @@ def test_nothing_is_sent_to_the_device_while_requests_stay_in_their_blocks(
     table, lens = torch.tensor([[3]], dtype=torch.int32), torch.tensor([1])
     steps.steps(["a"], {1: table}, lens, lens)
     monkeypatch.setattr(steps, "_give", lambda _: pytest.fail("sent"))
-    blocks.follow(output({"a": 1}, cached=[("a", 1, None)]))
+    follow(blocks, output({"a": 1}, cached=[("a", 1, None)]))
     steps.steps(["a"], {1: table}, lens, lens)
 
 
@@ -188,3 +201,107 @@ def test_kinds_of_states() -> None:
     ):
         with pytest.raises(UnsupportedEngine, match=named):
             tokens_per_state(specs)
+
+
+def decoding(requests: str, counts: Any, blocks: Any = None) -> Any:
+    """One token each; `blocks`: of the first time they are seen."""
+    given = output(
+        dict.fromkeys(requests, 1),
+        cached=[
+            (name, count, None if blocks is None else [block])
+            for name, count, block in zip(requests, counts, blocks or counts, strict=True)
+        ],
+    )
+    given.total_num_scheduled_tokens = len(requests)
+    return given
+
+
+def observed(interval: int = 8) -> Any:
+    return SimpleNamespace(state_interval=interval, adoptions=0)
+
+
+def running(blocks: StateBlocks, observer: Any, requests: str = "ab") -> None:
+    """The forward that is shown, of requests of 21 tokens whose states lie in blocks 3, 4, ..."""
+    lists = [(name, 21, [0] * 2 + [3 + number]) for number, name in enumerate(requests)]
+    first = output(dict.fromkeys(requests, 1), new=lists)
+    assert blocks.follow(first, observer) == {}
+    assert blocks.shown
+
+
+def test_of_forwards_that_are_not_shown_the_first_takes_the_records_and_the_next_do_nothing() -> None:
+    blocks, observer = StateBlocks([group(10)]), observed()
+    running(blocks, observer)
+    assert blocks.follow(decoding("ab", [22, 22]), observer) == moved(rewritten=[3, 4])
+    assert not blocks.shown
+    for number in range(6):
+        assert blocks.go_on(decoding("ab", [23 + number] * 2)), number
+        assert not blocks.shown
+    due = decoding("ab", [29, 29])
+    assert not blocks.go_on(due)
+    assert blocks.follow(due, observer) == {}
+    assert blocks.shown
+    grown = decoding("ab", [30, 30], [8, 9])
+    assert blocks.follow(grown, observer) == moved([3, 4], [8, 9], left=[8, 9])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        decoding("a", [23]), decoding("ba", [23, 23]), decoding("abc", [23] * 3),
+        output({"a": 2, "b": 1}, cached=[("a", 23, None), ("b", 23, None)]),
+    ],
+    ids=["one left", "others", "more", "tokens"],
+)  # fmt: skip
+def test_what_is_not_the_same_decode_is_followed(given: Any) -> None:
+    given.total_num_scheduled_tokens = sum(given.num_scheduled_tokens.values())
+    blocks, observer = StateBlocks([group(10)]), observed()
+    running(blocks, observer)
+    blocks.follow(decoding("ab", [22, 22]), observer)
+    assert not blocks.go_on(given)
+    assert blocks.go_on(decoding("ab", [23, 23]))
+
+
+def test_records_that_were_declared_unknown_have_the_next_forward_shown() -> None:
+    blocks, observer = StateBlocks([group(10)]), observed()
+    running(blocks, observer)
+    blocks.follow(decoding("ab", [22, 22]), observer)
+    observer.adoptions = 1
+    assert not blocks.go_on(decoding("ab", [23, 23]))
+    blocks.follow(decoding("ab", [23, 23]), observer)
+    assert blocks.shown
+    assert blocks.follow(decoding("ab", [24, 24]), observer) == moved(rewritten=[3, 4])
+
+
+def test_a_state_at_the_end_of_a_block_is_left_with_a_record_and_copied_with_it() -> None:
+    blocks, observer = StateBlocks([group(8)]), observed()
+    blocks.follow(output({"a": 1}, new=[("a", 5, [3])]), observer)
+    assert blocks.follow(decoding("a", [6]), observer) == moved(rewritten=[3])
+    assert not blocks.go_on(decoding("a", [7]))
+    assert blocks.follow(decoding("a", [7]), observer) == moved(left=[3])
+    assert blocks.follow(decoding("a", [8], [9]), observer) == moved([3], [9], left=[9])
+    assert not blocks.go_on(decoding("a", [9]))
+    assert blocks.follow(decoding("a", [9]), observer) == moved(rewritten=[9])
+    assert blocks.go_on(decoding("a", [10]))
+
+
+def test_what_a_prompt_leaves_and_what_rests_meanwhile_has_a_record() -> None:
+    blocks, observer = StateBlocks([group(100)]), observed()
+    first = output({"a": 1}, new=[("a", 20, [3])])
+    blocks.follow(first, observer)
+    assert blocks.follow(decoding("a", [21]), observer) == moved(rewritten=[3])
+    prompt = output({"b": 30}, new=[("b", 0, [5])])
+    assert blocks.follow(prompt, observer) == moved(rested=[3], rewritten=[5], left=[5])
+    assert blocks.follow(decoding("ab", [22, 30]), observer) == moved(rewritten=[3, 5])
+
+
+def test_no_more_are_left_out_than_the_interval_allows_of_those_that_were_counted_elsewhere() -> None:
+    blocks, observer = StateBlocks([group(1000)]), observed(4)
+    assert blocks.may_leave_out(7) == 0
+    running(blocks, observer)
+    for counted in range(1, 40):
+        assert blocks.may_leave_out(7 + counted) == blocks.left_out == counted - -(-counted // 4)
+        if not blocks.go_on(decoding("ab", [21 + counted] * 2)):
+            blocks.follow(decoding("ab", [21 + counted] * 2), observer)
+            blocks.left_out += not blocks.shown
+    blocks.left_out += 1
+    assert blocks.may_leave_out(8 + counted) == blocks.left_out - 1

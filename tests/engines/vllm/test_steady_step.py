@@ -37,10 +37,10 @@ def output(**changed: Any) -> Any:
 def steady(
     *, scales: bool = False, loads: bool = False, states: bool = False, numbers: int = 1
 ) -> SteadyStep:
-    groups: list[Any] = [SimpleNamespace(states=states)]
+    blocks: Any = SimpleNamespace(groups=["state"] if states else [], go_on=lambda _: False)
     sources: list[Any] = ["scale"] if scales else []
     given: Any = SimpleNamespace(open=loads)
-    made = SteadyStep(groups, given, sources, numbers)
+    made = SteadyStep(blocks, given, sources, numbers)
     made.followed(output())
     return made
 
@@ -79,7 +79,7 @@ def test_events_of_the_pool_are_followed() -> None:
 
 
 def test_the_first_output_is_followed_and_so_is_one_without_a_count() -> None:
-    made = SteadyStep([], SimpleNamespace(open=False), [])  # type: ignore[arg-type]
+    made = SteadyStep(SimpleNamespace(groups=[]), SimpleNamespace(open=False), [])  # type: ignore[arg-type]
     assert made.change(output(), ()) is not Change.NOTHING
     made.followed(output(**{HITS_ATTRIBUTE: None}))
     assert made.change(output(**{HITS_ATTRIBUTE: None}), ()) is not Change.NOTHING

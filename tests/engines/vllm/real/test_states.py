@@ -20,9 +20,12 @@ TENSORS = {Part.K: 0, Part.V: 1}  # convolution, recurrence
 
 @pytest.fixture(scope="module")
 def rig(models: Callable[[str], Any]) -> Iterator[Rig]:
-    made = Rig(models("falcon_h1"), **STATES)
-    yield made
-    made.close()
+    """States are shown in each forward."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KV_CANARY_STATE_INTERVAL", "1")
+        made = Rig(models("falcon_h1"), **STATES)
+        yield made
+        made.close()
 
 
 @pytest.fixture
@@ -63,8 +66,9 @@ def found_in(rig: Rig, blocks: set[int]) -> set[tuple[Phase, Reason]]:
     return {(violation.phase, violation.reason) for violation in own}
 
 
-def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any) -> None:
-    rig = make_rig("falcon_h1", **STATES)
+@pytest.mark.parametrize("interval", ["1", "3", "16"])
+def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any, interval: str) -> None:
+    rig = make_rig("falcon_h1", canary={"state_interval": interval}, **STATES)
     assert rig.canary.state.coverage == 1.0
     answers = traffic(rig)
     assert preempt_all(rig)
@@ -77,8 +81,94 @@ def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any) -> 
     rig.collect_from()
     traffic(rig, 2)
     assert rig.settle() == []
+    assert (rig.adapter.states.left_out > 0) == (interval != "1")
     plain = make_rig("falcon_h1", canary={"mode": "none"}, **STATES)
     assert traffic(plain) == answers
+
+
+@pytest.fixture
+def seldom(make_rig: Any) -> Rig:
+    """States are shown in one of 16 forwards."""
+    made: Rig = make_rig("falcon_h1", canary={"state_interval": "16"}, **STATES)
+    made.fresh()
+    return made
+
+
+def left_out(rig: Rig, steps: int = 1) -> int:
+    """Of so many steps, those whose forwards were not shown with states."""
+    before = rig.adapter.states.left_out
+    rig.step(steps)
+    return int(rig.adapter.states.left_out - before)
+
+
+def test_what_a_forward_left_is_compared_before_one_that_is_not_shown(seldom: Rig) -> None:
+    rig = seldom
+    (prompt,) = prompts(1, seed=8, shared=0)
+    rig.start({"held": prompt}, 60)
+    while left_out(rig):
+        pass
+    assert found_of(rig) == set()
+    block = rig.blocks_of("held", 1)[-1]
+    flip(tensor(rig, 0, Part.V)[block])
+    assert left_out(rig) == 1
+    assert found_of(rig) == {(Phase.HEAD, Reason.KV_DATA, block)}
+    rig.found.clear()
+    # Until the next one, whatever changes it in between is overwritten, and not looked for.
+    flip(tensor(rig, 0, Part.V)[block])
+    assert left_out(rig, 14) == 14
+    assert left_out(rig) == 0
+    assert found_of(rig) == set()
+    rig.finish()
+
+
+def test_a_state_for_the_prefix_cache_is_protected_by_a_forward_that_is_not_shown(seldom: Rig) -> None:
+    rig = seldom
+    rig.generate([[5, 6, 7, 8]], 2)  # the forward that is shown
+    before = rig.adapter.states.left_out
+    rig.generate([list(range(10, 230))], 4)  # its 128th token fills a block
+    assert rig.adapter.states.left_out == before + 2 + 3
+    (block,) = rig.idle_blocks(group=1)
+    assert rig.settle() == []
+    flip(tensor(rig, 1, Part.K)[block])
+    assert {row.slot for row in rig.settle() if row.phase is Phase.SWEEP} == {block}
+
+
+def test_a_damaged_prompt_is_found_before_its_answer_goes_on(seldom: Rig) -> None:
+    rig = seldom
+    rig.generate([[5, 6, 7, 8]], 2)  # the forward that is shown
+    rig.start({"held": prompts(1, seed=8, shared=0)[0]}, 20)
+    assert left_out(rig) == 1
+    block = rig.blocks_of("held", 1)[-1]
+    flip(tensor(rig, 0, Part.V)[block])
+    assert left_out(rig) == 1
+    assert found_of(rig) == {(Phase.HEAD, Reason.KV_DATA, block)}
+    rig.finish()
+
+
+def test_states_are_shown_again_when_their_records_were_declared_unknown(seldom: Rig) -> None:
+    rig = seldom
+    rig.start({"held": prompts(1, seed=8, shared=0)[0]}, 40)
+    while not left_out(rig):
+        pass
+    assert left_out(rig, 2) == 2
+    with rig.adapter.paused():
+        own = torch.tensor([rig.blocks_of("held", 1)[-1]], device=rig.runner.device)
+        rig.canary.state.by_name["state"].adopt(own)
+        rig.canary.check_everything()  # takes a baseline
+    assert left_out(rig) == 0
+    assert left_out(rig, 3) == 3
+    rig.finish()
+    assert rig.settle() == []
+
+
+def test_states_that_are_never_shown_again_are_noticed(seldom: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many may be left out is counted by the worker."""
+    rig = seldom
+    monkeypatch.setattr(rig.adapter.states, "_until_shown", 1000)
+    rig.start({"held": prompts(1, seed=8, shared=0)[0]}, 60)
+    rig.finish()
+    _, reasons = rig.canary.verdict()
+    assert any("forwards were not shown or not checked: state" in text for text in reasons), reasons
 
 
 def test_a_state_moves_to_the_next_block_and_is_joined_from_the_cache(rig: Rig) -> None:
