@@ -30,6 +30,7 @@ class BlockChanges:
         self.states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves.
         self.written: list[tuple[str, Tensor]] = []
+        self._announced = self.written  # the last ones, whose memory the side stream may still read
         self.hits = PrefixHits(groups)
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
@@ -43,8 +44,8 @@ class BlockChanges:
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it: what it brought is there."""
         self.loads.end_step(observer)
-        written, self.written = self.written, []
-        for name, slots in written:
+        self._announced, self.written = self.written, []
+        for name, slots in self._announced:
             observer.received(name, slots)
 
     def _report_states(self, output: Any, observer: Observer) -> None:

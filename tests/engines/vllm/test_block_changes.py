@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_copies_and_checkpoints_of_states_are_announced_after_blocks_changed_han
     given.end_step(seen)  # type: ignore[arg-type]
     given.end_step(seen)  # type: ignore[arg-type]
     assert seen.seen == [("received", "state", [5])]
+
+
+def test_slots_are_there_until_the_side_stream_has_read_them() -> None:
+    """The engine's stream, which waits for it at the next step, would give their memory away."""
+    given, first, kept = BlockChanges([states()], torch.device("cpu"), range(2)), output(), []
+    first.scheduled_new_reqs = [SimpleNamespace(req_id="a", num_computed_tokens=0, block_ids=([], [5, 7]))]
+    first.num_scheduled_tokens = {"a": 8}
+    given.report(first, (), Calls())  # type: ignore[arg-type]
+    keeps = SimpleNamespace(received=lambda _, slots: kept.append(weakref.ref(slots)))
+    given.end_step(keeps)  # type: ignore[arg-type]
+    (slots,) = kept
+    assert slots() is not None
 
 
 def test_what_a_step_that_failed_should_have_left_gets_no_baseline() -> None:
