@@ -28,8 +28,8 @@ class BlockChanges:
         self._groups, self._device, self._numbers = groups, device, numbers
         self.loads = ConnectorLoads(groups, device)
         self.states = StateBlocks([group for group in groups if group.states])
-        # Groups and slots of states that the step under way leaves.
-        self.written: list[tuple[str, Tensor]] = []
+        # Groups and slots of states that the step under way leaves, and whether they get a baseline.
+        self.written: list[tuple[str, Tensor, bool]] = []
         self._announced = self.written  # the last ones, whose memory the side stream may still read
         self.hits = PrefixHits(groups)
 
@@ -45,12 +45,15 @@ class BlockChanges:
         """After the forward, on a stream that waits for it: what it brought is there."""
         self.loads.end_step(observer)
         self._announced, self.written = self.written, []
-        for name, slots in self._announced:
-            observer.received(name, slots)
+        for name, slots, lasting in self._announced:
+            if lasting:
+                observer.received(name, slots)
+            else:
+                observer.awaited(name, slots)
 
     def _report_states(self, output: Any, observer: Observer) -> None:
         unknown, self.written = self.written, []
-        for name, slots in unknown:  # of a step that failed: nobody knows what it has left
+        for name, slots, _ in unknown:  # of a step that failed: nobody knows what it has left
             observer.awaited(name, slots)
         for name, changes in self.states.follow(output, observer).items():
             if changes.rested:
@@ -65,7 +68,9 @@ class BlockChanges:
             if changes.checkpoints:
                 observer.awaited(name, self._of_states(changes.checkpoints))
             if changes.checkpoints or changes.left:
-                self.written.append((name, self._of_states(changes.checkpoints + changes.left)))
+                self.written.append((name, self._of_states(changes.checkpoints + changes.left), True))
+            if changes.passed:
+                self.written.append((name, self._of_states(changes.passed), False))
         if not self.states.shown:  # it counts until then: one before it that nobody saw is so noticed
             self.states.left_out += 1
 

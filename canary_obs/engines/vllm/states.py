@@ -128,6 +128,7 @@ class StateChanges(NamedTuple):
     rested: list[int]  # without a record, of requests that the forward leaves alone
     rewritten: list[int]  # by the forward, which is not shown with states: they have a record until then
     left: list[int]  # by the forward, so that others may read them: they need a record, as checkpoints do
+    passed: list[int]  # copied to, and rewritten by the forward: they have no record after it
 
 
 class StateBlocks:
@@ -195,7 +196,7 @@ class StateBlocks:
         self.shown = not self._until_shown or adoptions != self._adoptions
         self._adoptions = adoptions
         self._until_shown = (observer.state_interval if self.shown else self._until_shown) - 1
-        found = {group.view.name: StateChanges([], [], [], [], [], []) for group in self.groups}
+        found = {group.view.name: StateChanges([], [], [], [], [], [], []) for group in self.groups}
         for group in self.groups:
             open_states, changes = self._open[group.number], found[group.view.name]
             for request in open_states.keys() - scheduled.keys():
@@ -244,11 +245,13 @@ class StateBlocks:
         # A copy is compared when the forward begins, by the record that it still has then.
         if not moves and open_states.get(request) != slot:
             changes.rewritten.append(slot)
-        if moves or tokens > 1 or (size is not None and not end % size):
+        if tokens > 1 or (size is not None and not end % size):
             changes.left.append(slot)
             open_states.pop(request, None)
-        else:
-            open_states[request] = slot
+            return
+        if moves:
+            changes.passed.append(slot)
+        open_states[request] = slot
 
     def _scheduled(self, output: Any) -> dict[str, int]:
         """Tokens computed before, by request of this output, whose blocks are known from here on."""

@@ -120,6 +120,29 @@ def test_copies_and_checkpoints_of_states_are_announced_after_blocks_changed_han
     assert seen.seen == [("received", "state", [5])]
 
 
+def test_of_a_copy_that_a_forward_goes_on_with_unshown_no_record_is_left_after_it() -> None:
+    given, seen = BlockChanges([states()], torch.device("cpu"), range(2)), Calls()
+    seen.state_interval = 8
+    for count, blocks in ((6, [0, 5]), (7, None), (8, [9])):
+        step = output()
+        step.num_scheduled_tokens = {"a": 1}
+        if count == 6:
+            new = SimpleNamespace(req_id="a", num_computed_tokens=count, block_ids=([], blocks))
+            step.scheduled_new_reqs = [new]
+        else:
+            step.scheduled_cached_reqs = SimpleNamespace(
+                req_ids=["a"], num_computed_tokens=[count], resumed_req_ids=set(),
+                new_block_ids=[None if blocks is None else ([], blocks)],
+            )  # fmt: skip
+        seen.seen.clear()
+        given.report(step, (), seen)  # type: ignore[arg-type]
+        seen.seen.append(("forward",))
+        given.end_step(seen)  # type: ignore[arg-type]
+    assert [call for call in seen.seen if call[0] != "hit"] == [
+        ("copied", "state", [5], [9]), ("forward",), ("awaited", "state", [9])
+    ]  # fmt: skip
+
+
 def test_slots_are_there_until_the_side_stream_has_read_them() -> None:
     """The engine's stream, which waits for it at the next step, would give their memory away."""
     given, first, kept = BlockChanges([states()], torch.device("cpu"), range(2)), output(), []
