@@ -235,6 +235,16 @@ def test_the_figures_of_states_are_those_of_the_result_files() -> None:
             assert cells[column].count("-") == sum(value < 0 for value in added)
 
 
+def test_the_figures_of_states_in_vllm_are_those_of_the_result_file() -> None:
+    found = result("h200_vllm_qwen3_next_v2.json")["loads"]
+    figures = [
+        found["decode"]["throughput"], found["decode"]["itl_p50_ms"], found["single"]["throughput"],
+        found["mixed"]["throughput"],
+    ]  # fmt: skip
+    for cells, own in zip(rows(section(MEASUREMENTS, "States in vLLM")), figures, strict=True):
+        check_figures(cells[2], [own["ratio"], *own["ratio_95"]])
+
+
 def test_what_arrived_damaged_in_pairs_of_servers_is_in_the_result_files() -> None:
     page = (ROOT / "docs/sglang.md").read_text("utf-8")
     table = rows(section(page, "Injected faults in pairs of servers on a GPU"))

@@ -303,8 +303,8 @@ STEADY = mutants(
     ),
     ("self._alone = numbers == 1", "self._alone = True", _STEADY + "test_an_output_that_gives_blocks_grows"),
     (
-        "self._alone and _OF_BLOCKS.issuperset(map(type, events))",
-        "self._alone",
+        " and _OF_BLOCKS.issuperset(map(type, events))",
+        "",
         _STEADY + "test_what_a_load_brings_or_nobody_knows_is_followed",
     ),
     (

@@ -176,14 +176,39 @@ _STATES = "tests/engines/vllm/test_states.py::"
 STATES = mutants(
     "canary_obs/engines/vllm/states.py",
     (
-        "if before and source != destination:",
-        "if False:",
+        "            if moves:\n                changes.sources",
+        "            if False:\n                changes.sources",
         _STATES + "test_a_state_moves_where_its_next_token_lies_in_another_block",
     ),
     (
         "if destination - 1 > source and blocks",
         "if destination > source and blocks",
         _STATES + "test_a_state_from_the_prefix_cache_is_copied_to_the_requests_own_block",
+    ),
+    (
+        "            or requests != self._running\n",
+        "",
+        _STATES + "test_what_is_not_the_same_decode_is_followed",
+    ),
+    (
+        "or adoptions != self._adoptions",
+        "",
+        _STATES + "test_records_that_were_declared_unknown_have_the_next_forward_shown",
+    ),
+    (
+        "if tokens > 1 or (size is not None and not end % size):",
+        "if tokens > 1:",
+        _STATES + "test_a_state_at_the_end_of_a_block_is_left_with_a_record_and_copied_with_it",
+    ),
+    (
+        "changes.rested.append(open_states.pop(request))",
+        "open_states.pop(request)",
+        _STATES + "test_what_a_prompt_leaves_and_what_rests_meanwhile_has_a_record",
+    ),
+    (
+        "return min(self.left_out, (counted - self._counted_from) * (every - 1) // every)",
+        "return self.left_out",
+        _STATES + "test_no_more_are_left_out_than_the_interval_allows_of_those_that_were_counted_elsewhere",
     ),
     (
         "out=self._ends[:count]).sub_(1)",

@@ -221,10 +221,10 @@ class StateBlocks:
         return min([self._until_shown, *(size - end % size - 1 for size in set(sizes) for end in ends)])
 
     def _follow_one(
-        self, group: VllmGroup, request: str, reach: tuple[int, int, int], changes: StateChanges
+        self, group: VllmGroup, request: str, lengths: tuple[int, int, int], changes: StateChanges
     ) -> None:
-        """`reach`: tokens in the state before the forward and after it, and those that it computes."""
-        (before, end, tokens), size = reach, group.state_tokens
+        """`lengths`: tokens in the state before the forward and after it, and those that it computes."""
+        (before, end, tokens), size = lengths, group.state_tokens
         blocks, slots = self._blocks[request][group.number], self.slots[group.number]
         destination = 0 if size is None else (end - 1) // size
         slot = blocks[destination] if destination < len(blocks) else _UNKNOWN
