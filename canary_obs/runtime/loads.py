@@ -62,6 +62,10 @@ class Loads:
         self._stream = torch.Stream(device) if device.type == "cuda" else None
         self._last: torch.Event | None = None  # on it
         self._begun: dict[tuple[str, str], _Begun] = {}
+        # What the stream that judged the loads of the last step with any may still read: the stream on which
+        # they began would give its memory away.
+        self._judged: list[object] = []
+        self._judged_in = -1  # the number of that step
         self._keys = FoldKeys()
         self._held = [_parts_held(group) for group in state.groups]  # int64 [2]: 1 = the group has the part
 
@@ -92,8 +96,12 @@ class Loads:
         begun = self._begun.pop((load, name), None)
         if begun is None:
             return
+        if step != self._judged_in:
+            self._judged_in = step
+            self._judged.clear()
         (group,) = self._state.named((name,))
         expected, early = begun.expected, begun.early
+        self._judged.append((begun, early))
         if expected is None or expected.arrived is not arrived:
             expected, early = _expected(arrived, group.memory.device), None
         checked = group.plan.coverage is not layout.RealData.NONE

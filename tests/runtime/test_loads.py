@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -88,6 +89,20 @@ def loads(rig) -> tuple[int, int]:
 def places(rig) -> tuple[torch.Tensor, torch.Tensor]:
     cached = cached_slots(rig)
     return cached[: 2 * SIZE], cached[2 * SIZE : 4 * SIZE]
+
+
+def test_what_was_known_of_a_load_is_kept_until_those_of_a_later_step_are_judged(rig):
+    """Another stream may judge it than the one on which it began, and this gives memory away at once."""
+    loads = rig.canary._announcements.loads
+    first, second = cached_slots(rig)[:SIZE], cached_slots(rig)[SIZE : 2 * SIZE]
+    for step, (load, slots) in enumerate((("first", first), ("second", second))):
+        loads.begin(load, "full", blocks_of(rig, slots), step)
+        begun = weakref.ref(loads._begun[load, "full"].old)
+        if step == 0:
+            kept = begun
+        loads.end(load, "full", arrived(1), step)
+        assert begun() is not None
+    assert kept() is None
 
 
 def test_bytes_that_equal_what_was_sent_are_as_good_as_written(rig, places) -> None:
