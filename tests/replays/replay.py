@@ -39,7 +39,9 @@ ENGINES = {
 
 # All that a forward has read is compared right after it. What patrol and sweeps meet in time depends on the
 # machine's load: they run once, at the end.
-SETTINGS = {"prefix_data": "1", "patrol_budget": "off", "idle_sweep": "0", "busy_sweep": "0"}
+SETTINGS = {
+    "prefix_data": "1", "state_interval": "1", "patrol_budget": "off", "idle_sweep": "0", "busy_sweep": "0",
+}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -216,6 +216,22 @@ def test_who_computes_from_a_damaged_state_is_listed(rig: Rig) -> None:
     rig.finish()
 
 
+def test_who_computes_from_a_damaged_state_is_listed_where_it_is_not_shown(seldom: Rig) -> None:
+    rig = seldom
+    first, second = prompts(2, seed=8, shared=0)
+    rig.start({"held": first, "other": second}, 60)
+    while left_out(rig):
+        pass
+    flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
+    assert left_out(rig) == 1
+    with rig.adapter.hooks.lock:
+        rig.canary.delivery.drain(5.0)
+    assert listed(rig) == ({"held"}, {None})
+    rig.finish()
+    rig.settle()
+    assert listed(rig) == ({"held"}, {None})
+
+
 def test_who_computes_from_a_damaged_state_is_ended_under_protect(rig: Rig) -> None:
     rig.fresh()
     held, other = prompts(2, seed=9, shared=0)
