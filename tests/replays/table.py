@@ -11,8 +11,8 @@ Public reports of corrupted KV, each rebuilt as one file in `tests/replays/repor
 the report has it, in the logic of a real vLLM's or SGLang's scheduler, connector or host tier on a CPU, and
 requests are served. What the canary finds first, and after how many forwards, must be exactly this.
 `KV_CANARY_VERIFY_ON_HIT` and `KV_CANARY_PREFIX_DATA` are on, `KV_CANARY_STATE_INTERVAL` is 1, patrol and
-sweeps run once, at the end; all else has its default. Steps are the forwards that began between the moment wrong bytes were in the
-engine and the first finding: 0 = before any forward could use them.
+sweeps run once, at the end; all else has its default. Steps are the forwards that began between the moment
+wrong bytes were in the engine and the first finding: 0 = before any forward could use them.
 
 Made by `python -m tests.replays.table > docs/replays.md`; run by `test_replays.py` in
 `tests/engines/vllm/real` and `tests/engines/sglang/real`.
