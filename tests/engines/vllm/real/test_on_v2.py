@@ -32,6 +32,7 @@ TESTS = {
         "a_state_moves_to_the_next_block_and_is_joined_from_the_cache",
         "a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it[123-False]",
         "two_requests_whose_states_are_exchanged_are_found",
+        "what_a_forward_left_is_compared_before_one_that_is_not_shown",
     ],
 }
 TRANSFERS = {
