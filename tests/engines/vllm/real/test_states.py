@@ -90,7 +90,7 @@ def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any, int
 
 @pytest.fixture
 def seldom(make_rig: Any) -> Rig:
-    """States are shown in one of 16 forwards."""
+    """States are shown in one of 16 forwards. Its tests come before those with `rig`, which it would end."""
     made: Rig = make_rig("falcon_h1", canary={"state_interval": "16"}, **STATES)
     made.fresh()
     return made
@@ -133,6 +133,22 @@ def test_a_state_for_the_prefix_cache_is_protected_by_a_forward_that_is_not_show
     assert rig.settle() == []
     flip(tensor(rig, 1, Part.K)[block])
     assert {row.slot for row in rig.settle() if row.phase is Phase.SWEEP} == {block}
+
+
+def test_who_computes_from_a_damaged_state_is_listed_where_it_is_not_shown(seldom: Rig) -> None:
+    rig = seldom
+    first, second = prompts(2, seed=8, shared=0)
+    rig.start({"held": first, "other": second}, 60)
+    while left_out(rig):
+        pass
+    flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
+    assert left_out(rig) == 1
+    with rig.adapter.hooks.lock:
+        rig.canary.delivery.drain(5.0)
+    assert listed(rig) == ({"held"}, {None})
+    rig.finish()
+    rig.settle()
+    assert listed(rig) == ({"held"}, {None})
 
 
 def test_a_damaged_prompt_is_found_before_its_answer_goes_on(seldom: Rig) -> None:
@@ -225,22 +241,6 @@ def test_who_computes_from_a_damaged_state_is_listed(rig: Rig) -> None:
         rig.canary.delivery.drain(5.0)
     assert listed(rig) == ({"held"}, {None})
     rig.finish()
-
-
-def test_who_computes_from_a_damaged_state_is_listed_where_it_is_not_shown(seldom: Rig) -> None:
-    rig = seldom
-    first, second = prompts(2, seed=8, shared=0)
-    rig.start({"held": first, "other": second}, 60)
-    while left_out(rig):
-        pass
-    flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
-    assert left_out(rig) == 1
-    with rig.adapter.hooks.lock:
-        rig.canary.delivery.drain(5.0)
-    assert listed(rig) == ({"held"}, {None})
-    rig.finish()
-    rig.settle()
-    assert listed(rig) == ({"held"}, {None})
 
 
 def test_who_computes_from_a_damaged_state_is_ended_under_protect(rig: Rig) -> None:
