@@ -91,6 +91,15 @@ class EngineAdapter(ABC):
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
 
+    def foreign_slots(self, group: str) -> Tensor | None:
+        """int64 [n] on the CPU: slots without KV of `group`, whose bytes another group may write.
+
+        Asked when all records of the group were declared unknown: these get no baseline, as they may change
+        at any time. None = every slot's bytes are its group's alone. Must not wait for the device.
+        """
+        del group
+        return None
+
     @abstractmethod
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Ids of the running requests that use the slot. Asked for evidence only: may wait for the device."""

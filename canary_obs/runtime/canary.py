@@ -63,7 +63,7 @@ class CanaryRuntime(SlotHooks):
     ) -> None:
         self.config, self._adapter, self.run = config, adapter, RunState()
         self.overhead = self.run.overhead
-        self.state = DeviceState(adapter.groups, device, config, adapter.allocation())
+        self.state = DeviceState(adapter.groups, device, config, adapter.allocation(), adapter.foreign_slots)
         self.health = Health(len(self.state.groups), config)
         self._faults = Faults(self.health, config.mode)
         self.health.add_source(self.state.kv_coverage)

@@ -46,6 +46,43 @@ CHANGES = mutants(
     ),
 )
 
+_OWNERS = "tests/engines/vllm/test_block_owners.py::"
+_ANY_SEQUENCE = _OWNERS + "test_no_records_are_left_where_another_group_writes"
+_UNKNOWN = _OWNERS + "test_a_block_of_which_nothing_is_known_may_have_records_in_every_other_group"
+_ZEROED = _OWNERS + "test_zeroed_bytes_end_the_records_of_their_owner"
+_UNSEEN = _OWNERS + "test_what_was_given_away_unseen_may_be_anybodys"
+
+OWNERS = mutants(
+    "canary_obs/engines/vllm/block_owners.py",
+    ("                owners[block] = number\n", "", _ANY_SEQUENCE),
+    ("                    lost[owner].add(block)\n", "                    pass\n", _ANY_SEQUENCE),
+    ("for number in self._numbers if owner == _ANYBODY else (owner,):", "for number in (owner,):", _ZEROED),
+    ("                        lost[other].add(block)\n", "                        pass\n", _UNKNOWN),
+    (
+        " if empty and len(numbers) > 1 else",
+        " if empty else",
+        _OWNERS + "test_one_group_alone_has_every_block",
+    ),
+    (" if empty and len(numbers) > 1 else _ANYBODY", "", _UNKNOWN),
+    ("in_doubt |= (owners == other) & own & ~blocks", "pass", _UNSEEN),
+    ("        owners[in_doubt | lost] = _ANYBODY\n", "", _UNSEEN),
+    ("np.flatnonzero(theirs | lost)", "np.flatnonzero(theirs)", _UNSEEN),
+    (
+        " & own & ~blocks",
+        " & own",
+        _OWNERS + "test_blocks_that_requests_have_given_back_are_those_of_the_group_that_got_them",
+    ),
+)
+
+_EMPTIED = "tests/runtime/device/test_state.py::" + (
+    "test_slots_whose_bytes_another_group_has_are_emptied_as_all_become_unknown"
+)
+
+UNKNOWN = mutants(
+    "canary_obs/runtime/device/state.py",
+    ("            self.forget(uploaded(others, self.memory.device))\n", "            pass\n", _EMPTIED),
+)
+
 LEFT_OUT = mutants(
     "canary_obs/engines/vllm/left_out.py",
     (
@@ -275,5 +312,5 @@ PACKED = mutants(
 )
 
 SLOTS_OF_RANKS = RANKS + SHARDED + HELD
-ALL = GIVEN_UP + CHANGES + LEFT_OUT + SLOTS_OF_RANKS + ENTRIES + STEPS + WRITES + STATES
+ALL = GIVEN_UP + CHANGES + OWNERS + UNKNOWN + LEFT_OUT + SLOTS_OF_RANKS + ENTRIES + STEPS + WRITES + STATES
 ALL += SCALES + INDEX_KEYS + PACKED

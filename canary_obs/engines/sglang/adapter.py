@@ -150,6 +150,10 @@ class SglangAdapter(EngineAdapter):
         live, ratio = self._freed[group].live(), self._by_name[group].ratio
         return live if ratio == 1 else live[live % ratio == ratio - 1] // ratio
 
+    def foreign_slots(self, group: str) -> Tensor | None:
+        """Of unified memory, those without a virtual number."""
+        return self._freed[group].foreign()
+
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests with the slot in their row of the request table."""
         table, own = self.runner.req_to_token_pool.req_to_token, self._by_name[group].own_slots
@@ -197,16 +201,12 @@ class SglangAdapter(EngineAdapter):
         own, physical = self._by_name[SWA].own_slots, physical_slots(self._by_name[FULL])
         assert own is not None
         if physical is None:
-            full = self._freed[FULL].live()
-            windowed = own[full]
+            windowed = own[full := self._freed[FULL].live()]
         else:
             full, windowed = physical[virtual := physical.all_virtual()], own[virtual]
-        return WindowTokens(
-            full=(FULL,),
-            windowed=(SWA,),
-            out_of_window=int((windowed == 0).sum()),
-            diverging=int(((windowed > 0) & (windowed != full)).sum()),
-        )
+        lost, diverging = windowed == 0, (windowed > 0) & (windowed != full)
+        counts = {"out_of_window": int(lost.sum()), "diverging": int(diverging.sum())}
+        return WindowTokens(full=(FULL,), windowed=(SWA,), **counts)
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """A slot of page 0, which takes the writes of padded tokens: the first slot only, by SGLang."""

@@ -90,6 +90,10 @@ class FreedSlots:
         slots = pages[:, None] * self._page_size + np.arange(self._page_size)
         return torch.from_numpy(slots.reshape(-1))
 
+    def foreign(self) -> Tensor | None:
+        """int64 [n]: slots whose bytes another group may write; None = this group has its memory alone."""
+        return None
+
     def _free_pages(self) -> Tensor:
         allocator = self.allocator
         if hasattr(allocator, "free_slots"):  # of states
@@ -171,6 +175,12 @@ class MovingSlots(FreedSlots):
     def live(self) -> Tensor:
         """int64 [n]: physical slots with a virtual number, ascending."""
         return self.own[self.own.all_virtual()].sort().values
+
+    def foreign(self) -> Tensor:
+        """int64 [n]: all that are not live."""
+        free = torch.ones(self._freed.size * self._page_size, dtype=torch.bool)
+        free[self.live()] = False
+        return free.nonzero().flatten()
 
     def left(self, slots: Tensor) -> None:
         """Whole pages of these slots (int64 [n]) hold nothing any more."""

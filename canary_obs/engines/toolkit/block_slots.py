@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 
 
-def slots_of(blocks: Sequence[int], block_slots: int) -> Tensor:
+def slots_of(blocks: Sequence[int] | NDArray[np.int64], block_slots: int) -> Tensor:
     """int64 [len(blocks) * block_slots] on the CPU: all slots of these blocks."""
-    starts = np.array(blocks, dtype=np.int64) * block_slots
+    starts = np.asarray(blocks, dtype=np.int64) * block_slots
     return torch.from_numpy((starts[:, None] + np.arange(block_slots)).reshape(-1))
 
 

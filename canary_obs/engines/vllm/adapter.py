@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -92,7 +91,8 @@ class VllmAdapter(FollowsRequests):
         runs = {name: group.entry_tokens for name, group in self._by_name.items()}
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh, slot_tokens=runs)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
-        changes = self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
+        given, empty = (self.vllm_groups, runner.device, numbers), fresh and not self.requests_running()
+        changes = self._block_changes = BlockChanges(*given, empty=empty)
         self.states, loads, scales = changes.states, changes.loads, self._scales.sources
         self.connector = ConnectorReports(loads, self.vllm_groups, self.show_requests)
         self._windows, self._attention = WindowTables(self.vllm_groups), AttentionTables(self.vllm_groups)
@@ -129,13 +129,6 @@ class VllmAdapter(FollowsRequests):
     @abstractmethod
     def step_types(self) -> StepTypes:
         """Types of the views to come."""
-
-    def slots_in_use(self, group: str) -> Tensor:
-        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
-        if group not in self._by_name:
-            return torch.zeros(1, dtype=torch.int64)  # the scales
-        used = sorted(self._blocks_of_requests(group) | self.cached_blocks.live_blocks(group))
-        return slots_of(used, self._by_name[group].block_slots)
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests with the slot's block in their block list; for scales, which every one uses, none."""
@@ -286,15 +279,5 @@ class VllmAdapter(FollowsRequests):
         """The view with request ids and digests, if it was built without them."""
 
     @abstractmethod
-    def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
-        """Running requests with their block lists in the KV cache group of this number."""
-
-    @abstractmethod
     def update_requests(self, output: Any) -> None:
         """Follow the requests that started, ended, resumed or grew; not where `RequestChanges.grow` does."""
-
-    def _blocks_of_requests(self, group: str) -> set[int]:
-        if group not in self._by_name:
-            return set()
-        held = (blocks for _, blocks in self.request_blocks(self._by_name[group].number))
-        return set(chain.from_iterable(held)) - {NULL_BLOCK}

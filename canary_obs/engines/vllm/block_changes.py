@@ -11,21 +11,25 @@ from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.block_slots import give_up, slots_of
+from canary_obs.engines.vllm.block_owners import BlockOwners
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
 from canary_obs.engines.vllm.states import StateBlocks
-from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.runtime.device.uploads import uploaded
 
 
 class BlockChanges:
     """Blocks zeroed, copied, loaded, joined to a request, or handed from one group to another."""
 
-    def __init__(self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int]) -> None:
-        """`numbers`: of all of vLLM's groups, also of those that are not checked."""
+    def __init__(
+        self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int], *,
+        empty: bool = False,
+    ) -> None:  # fmt: skip
+        """`numbers`: of all of vLLM's groups, checked or not. `empty`: no block has KV."""
         self._groups, self._device, self._numbers = groups, device, numbers
+        self.owners = BlockOwners(groups[0].num_blocks, numbers, empty=empty)
         self.loads = ConnectorLoads(groups, device)
         self.states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves, and whether they get a baseline.
@@ -83,14 +87,12 @@ class BlockChanges:
         assigned = self._assigned(output, events or ()) if len(self._numbers) > 1 else {}
         if not (zeroed or copies or assigned):
             return
+        # Groups share the same bytes: a block assigned to one group has lost its content in the others.
+        lost = self.owners.give(assigned, zeroed or ())
         for group in self._groups:
             name = group.view.name
-            # Groups share the same bytes: a block assigned to one group has lost its content in the others.
-            others = (blocks for number, blocks in assigned.items() if number != group.number)
-            lost = set(chain(zeroed or (), *others))
-            lost.discard(NULL_BLOCK)
-            if lost:
-                give_up(observer, name, self._slots(sorted(lost), group))
+            if ended := lost.get(group.number):
+                give_up(observer, name, self._slots(sorted(ended), group))
             if copies and not group.states:  # those are copied by the worker itself
                 source, destination = (self._slots(blocks, group) for blocks in zip(*copies, strict=True))
                 observer.before_load(name, destination)

@@ -210,9 +210,9 @@ class CachedBlocks(PrefixCache):
         blocks = self._groups[group]
         return torch.from_numpy(blocks.since[slots.numpy() // blocks.block_size] <= blocks.mark)
 
-    def live_blocks(self, group: str) -> set[int]:
+    def live_blocks(self, group: str) -> Blocks:
         """Blocks that may be cached now: all of them, as long as not every cached block is known."""
         self.settle()
         if not self._complete:
-            return set(range(1, self._groups[group].num_blocks))
-        return set(np.flatnonzero(self._groups[group].since != NEVER).tolist())
+            return np.arange(1, self._groups[group].num_blocks)
+        return np.flatnonzero(self._groups[group].since != NEVER)

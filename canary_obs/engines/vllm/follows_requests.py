@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.requests import BlockTable, StoredIn
+from canary_obs.engines.toolkit.block_slots import slots_of
+from canary_obs.engines.vllm.block_changes import BlockChanges
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.forward_count import ForwardCount
+from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.request_changes import RequestChanges
 from canary_obs.engines.vllm.states import StateBlocks
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.errors import KVCacheViolation
 
 
@@ -23,6 +34,10 @@ class FollowsRequests(EngineAdapter):
     connector: ConnectorReports
     states: StateBlocks
     inputs_persist: bool
+    cached_blocks: CachedBlocks
+    vllm_groups: tuple[VllmGroup, ...]
+    _by_name: dict[str, VllmGroup]
+    _block_changes: BlockChanges
     _forwards: ForwardCount
     completes_views = True  # by `complete_view`
 
@@ -38,6 +53,40 @@ class FollowsRequests(EngineAdapter):
     @abstractmethod
     def _follow(self, output: Any, observer: Observer) -> None:
         """The same; may fail."""
+
+    @abstractmethod
+    def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
+        """Running requests with their block lists in the KV cache group of this number."""
+
+    def _blocks_of_requests(self, group: str) -> set[int]:
+        if group not in self._by_name:
+            return set()
+        held = (blocks for _, blocks in self.request_blocks(self._by_name[group].number))
+        return set(chain.from_iterable(held)) - {NULL_BLOCK}
+
+    def _used(self, number: int) -> NDArray[np.bool_]:
+        """Blocks of running requests and of the prefix cache; of a group that is left out, of requests."""
+        found = np.zeros(self.vllm_groups[0].num_blocks, dtype=np.bool_)
+        for _, blocks in self.request_blocks(number):
+            found[blocks] = True
+        for name, group in self._by_name.items():
+            if group.number == number:
+                found[self.cached_blocks.live_blocks(name)] = True
+        found[NULL_BLOCK] = False
+        return found
+
+    def slots_in_use(self, group: str) -> Tensor:
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
+        if group not in self._by_name:
+            return torch.zeros(1, dtype=torch.int64)  # the scales
+        found = self._by_name[group]
+        return slots_of(np.flatnonzero(self._used(found.number)), found.block_slots)
+
+    def foreign_slots(self, group: str) -> Tensor | None:
+        """By the outputs of the scheduler, which gives a block of the one pool to one group at a time."""
+        if (found := self._by_name.get(group)) is None:
+            return None
+        return slots_of(self._block_changes.owners.foreign(found.number, self._used), found.block_slots)
 
     def show_requests(self) -> None:
         """What the steps so far have changed, and the one under way."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,25 +17,18 @@ from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
+from canary_obs.runtime.device.adoptions import Adoptions
 from canary_obs.runtime.device.arrivals import Arrivals
 from canary_obs.runtime.device.backend import choose_backend
 from canary_obs.runtime.device.batches import BatchCache, FirstPositions
 from canary_obs.runtime.device.coverage import KVCoverage
 from canary_obs.runtime.device.layer_rotation import LayerRotation
 from canary_obs.runtime.device.owed_slots import OwedSlots
+from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.vocabulary import Part
 
 _ADOPTED = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
 FORWARD_TICKS = (1 << layout.TICK_BITS) + 1  # from one forward to the next one
-
-
-@dataclass(slots=True)
-class Adoptions:
-    """How often slots of any group were adopted, or met by other launches than those of a forward."""
-
-    count: int = 0  # each time a baseline has to be taken
-    others: int = 0  # launches, not of a forward, that change records or read counters
-    baselines: Counter[int] = field(default_factory=Counter)  # launched for bytes that arrived, by group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +45,7 @@ class Group:
     batches: BatchCache
     adoptions: Adoptions
     layers: LayerRotation
+    foreign_slots: Callable[[str], Tensor | None]  # by group name: slots whose bytes another group has
 
     @property
     def name(self) -> str:
@@ -100,11 +93,14 @@ class Group:
         self.adoptions.count += slots.numel() > 0
 
     def adopt_all(self) -> None:
-        """Mark every slot as ADOPTED."""
+        """Mark every slot as ADOPTED, and empty those whose bytes another group has."""
         self.adoptions.others += 1
         self.buffers.records.zero_()
         self.buffers.records[:, layout.IDENTITY].fill_(_ADOPTED)
         self.adoptions.count += 1
+        others = self.foreign_slots(self.name)
+        if others is not None and others.numel():
+            self.forget(uploaded(others, self.memory.device))
 
     def await_bytes(self, slots: Tensor) -> None:
         """Mark slots (int64 [n]; -1 = skip) as AWAITED: no baseline is taken before their bytes arrived."""
@@ -177,6 +173,7 @@ class DeviceState:
     def __init__(
         self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig,
         allocation: KVAllocation | None = None,
+        foreign_slots: Callable[[str], Tensor | None] = lambda _: None,
     ) -> None:  # fmt: skip
         count, rows = len(views), config.lane_rows
         self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
@@ -219,6 +216,7 @@ class DeviceState:
                 batches=BatchCache(),
                 adoptions=self.adoptions,
                 layers=LayerRotation(layer_plans(plan) if config.layer_data else (), device),
+                foreign_slots=foreign_slots,
             )
             for index, view in enumerate(views)
             for plan in [plan_fingerprint(view.sources, coverage, device)]

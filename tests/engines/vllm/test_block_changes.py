@@ -47,6 +47,7 @@ def changes(numbers: range = range(2)) -> BlockChanges:
     own = SimpleNamespace(
         view=SimpleNamespace(name="full"),
         number=0,
+        num_blocks=16,
         block_size=SIZE,
         block_slots=SIZE,
         states=False,
@@ -82,8 +83,8 @@ def test_one_group_alone_shares_its_blocks_with_nobody() -> None:
 
 def states(number: int = 1) -> Any:
     return SimpleNamespace(
-        view=SimpleNamespace(name="state"), number=number, block_size=4, block_slots=1, states=True,
-        of_tokens=False, state_tokens=4,
+        view=SimpleNamespace(name="state"), number=number, num_blocks=16, block_size=4, block_slots=1,
+        states=True, of_tokens=False, state_tokens=4,
     )  # fmt: skip
 
 

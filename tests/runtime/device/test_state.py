@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from canary_kernels.layout import CHAIN_ANCHOR, COUNT_WRITTEN, MAX_POSITION, signed
+from canary_kernels.layout import CHAIN_ANCHOR, COUNT_WRITTEN, MAX_POSITION, RecordState, signed
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupStep, GroupView, StepView
@@ -75,3 +75,18 @@ def test_first_positions_follow_the_prefix_of_a_window():
     assert batch.starts.tolist() == [0, 2, 6]
     other = group.batch(shown(2))
     assert group.first_positions.compute(other.prefix_lens).tolist() == other.starts.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_slots_whose_bytes_another_group_has_are_emptied_as_all_become_unknown(backend):
+    views = [
+        GroupView(name=name, num_slots=6, page_size=1, sources=(), window=None) for name in ("full", "swa")
+    ]
+    others = {"full": torch.tensor([1, 4]), "swa": None}
+    state = DeviceState(views, CPU, CanaryConfig(backend=backend), foreign_slots=others.__getitem__)
+    state.adopt_all()
+    found = [
+        [RecordState(int(word) >> 32 & 7) for word in group.buffers.records[:, 0]] for group in state.groups
+    ]
+    adopted, empty = RecordState.ADOPTED, RecordState.EMPTY
+    assert found == [[adopted, empty, adopted, adopted, empty, adopted], [adopted] * 6]

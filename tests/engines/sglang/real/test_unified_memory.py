@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.vocabulary import Part, Phase, Reason, State
+from canary_obs.engines.sglang.adapter import SglangAdapter
+from canary_obs.vocabulary import ObserverPart, Part, Phase, Reason, State
 from tests.engines.sglang.real import unified_memory
 from tests.engines.sglang.real.planted import flip_bit, place_in_window, row, serve, swap_entries
 from tests.engines.sglang.real.rig import Rig
@@ -241,3 +242,22 @@ def test_a_flush_gives_up_every_slot(make_unified: Any) -> None:
     rig.generate({f"again.{name}": prompt for name, prompt in prompts(4).items()})
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
+
+
+@pytest.mark.parametrize("model", ["windows", "states"])
+@pytest.mark.parametrize("handled", [True, False])
+def test_records_that_become_unknown(
+    make_unified: Any, monkeypatch: pytest.MonkeyPatch, model: str, handled: bool
+) -> None:
+    """A slot that holds nothing of a group gets no baseline there: the other one may write its bytes."""
+    if not handled:
+        monkeypatch.setattr(SglangAdapter, "foreign_slots", lambda *_: None)
+    rig = make_unified(model, **_SMALL, **({"max_mamba_cache_size": 32} if model == "states" else {}))
+
+    def lose(rig: Rig) -> None:
+        rig.canary.fault(ObserverPart.ANNOUNCE, RuntimeError("planted"))
+        rig.canary.check_everything()  # takes all baselines
+
+    serve(rig, lose)
+    rig.run(storm(rig, rounds=1))
+    assert (rig.settle() == []) is handled

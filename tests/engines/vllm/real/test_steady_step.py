@@ -29,7 +29,7 @@ def followed(adapter: Any) -> Any:
     return copy.deepcopy((
         adapter.requests._prompts, adapter.requests._lengths, adapter.prefix_hits(),
         {name: list(adapter.request_blocks(group.number)) for name, group in adapter._by_name.items()},
-        {name: cached.live_blocks(name) for name in adapter._by_name},
+        {name: cached.live_blocks(name).tolist() for name in adapter._by_name},
     ))  # fmt: skip
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from canary_obs.engines.vllm import draft_groups, groups
+from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.runtime.report.snapshot import group_counters
-from canary_obs.vocabulary import Cause, Reason, State
+from canary_obs.vocabulary import Cause, ObserverPart, Reason, State
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
+from tests.engines.vllm.real.test_left_out import STATES
 
 
 def unverified(rig: Rig, cause: Cause) -> int:
@@ -184,4 +186,24 @@ def test_groups_that_overlay_the_same_bytes(
     rig = make_rig("gemma3", num_gpu_blocks_override=90)
     rig.generate(prompts(12), 8)
     rig.generate(prompts(12, seed=9), 8)
+    assert (rig.settle() == []) is handled
+
+
+@pytest.mark.parametrize("model", ["gemma3", "falcon_h1"])
+@pytest.mark.parametrize("handled", [True, False])
+def test_unknown_records_where_groups_overlay_the_same_bytes(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, model: str, handled: bool
+) -> None:
+    """A block that has none of a group's tokens gets no baseline there: another group writes to it."""
+    if not handled:
+        monkeypatch.setattr(VllmAdapter, "foreign_slots", lambda *_: None)
+    rig = make_rig(model, **(STATES if model == "falcon_h1" else {"num_gpu_blocks_override": 120}))
+    rig.generate(prompts(12), 8)
+    rig.start({str(number): prompt for number, prompt in enumerate(prompts(6, seed=9))}, 40)
+    rig.step(12)
+    with rig.adapter.paused():
+        rig.canary.fault(ObserverPart.ANNOUNCE, RuntimeError("planted"))
+        rig.canary.check_everything()  # takes all baselines
+    rig.finish()
+    rig.generate(prompts(12, seed=3), 8)
     assert (rig.settle() == []) is handled

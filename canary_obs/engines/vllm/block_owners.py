@@ -1,0 +1,73 @@
+"""Which of vLLM's KV cache groups has a block: they share one pool, and a block's bytes by turns."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+
+_NOBODY = -1  # it was given to no group since attach, and has no records
+_ANYBODY = -2  # it may have records in any group
+
+
+class BlockOwners:
+    """The group that each block was given to last, by vLLM's group number.
+
+    Only there it has records: they end when another group gets it.
+    """
+
+    def __init__(self, num_blocks: int, numbers: Collection[int], *, empty: bool = False) -> None:
+        """`numbers`: of all of vLLM's groups, checked or not. `empty`: no block has KV."""
+        self._numbers = numbers
+        owner = _NOBODY if empty and len(numbers) > 1 else _ANYBODY
+        self._owners = array("h", [owner]) * num_blocks  # read faster, one by one, than a tensor
+
+    def give(self, assigned: Mapping[int, Iterable[int]], zeroed: Iterable[int]) -> dict[int, set[int]]:
+        """Blocks whose records end, by group number: others get them, or their bytes are zeroed.
+
+        `assigned`: by the number of the group that gets them.
+        """
+        owners, lost = self._owners, defaultdict[int, set[int]](set)
+        for block in zeroed:
+            owner = owners[block]
+            if owner != _NOBODY and block != NULL_BLOCK:
+                for number in self._numbers if owner == _ANYBODY else (owner,):
+                    lost[number].add(block)
+        for number, blocks in assigned.items():
+            others = [other for other in self._numbers if other != number]
+            for block in blocks:
+                owner = owners[block]
+                if owner == number or block == NULL_BLOCK:
+                    continue
+                owners[block] = number
+                if owner >= 0:
+                    lost[owner].add(block)
+                elif owner == _ANYBODY:
+                    for other in others:
+                        lost[other].add(block)
+        return lost
+
+    def foreign(self, number: int, used: Callable[[int], NDArray[np.bool_]]) -> NDArray[np.int64]:
+        """Blocks that other groups have, when all records of this group were declared unknown.
+
+        `used`: bool [num_blocks], by group number: blocks of running requests and of the prefix cache.
+        A request's may be ones that it has given back. Where they and the owner differ, a block was given
+        away unseen.
+        """
+        owners = np.frombuffer(self._owners, dtype=np.int16)
+        own, elsewhere, theirs = used(number), np.zeros_like(owners, dtype=np.bool_), owners >= 0
+        in_doubt = owners == _NOBODY
+        for other in self._numbers:
+            if other != number:
+                blocks = used(other)
+                elsewhere |= blocks
+                in_doubt |= (owners == other) & own & ~blocks
+        theirs &= (owners != number) & ~in_doubt
+        lost = elsewhere & ~own & ((owners == number) | (owners < 0))
+        owners[in_doubt | lost] = _ANYBODY
+        return np.flatnonzero(theirs | lost)
