@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
-from canary_obs.engines.vllm.states import StateBlocks
-from canary_obs.runtime.device.uploads import uploaded
+from canary_obs.engines.vllm.states import StateBlocks, StateChanges
+from canary_obs.runtime.device.uploads import uploaded, uploaded_lists
 
 
 class BlockChanges:
@@ -59,27 +59,26 @@ class BlockChanges:
         unknown, self.written = self.written, []
         for name, slots, _ in unknown:  # of a step that failed: nobody knows what it has left
             observer.awaited(name, slots)
-        for name, changes in self.states.follow(output, observer).items():
-            if changes.rested:
-                observer.received(name, self._of_states(changes.rested))
-            if changes.sources:
-                source, destination = self._of_states(changes.sources), self._of_states(changes.destinations)
-                observer.copied(name, source, destination)
-            if changes.rewritten:
-                slots = self._of_states(changes.rewritten)
-                observer.before_load(name, slots)
-                observer.awaited(name, slots)
-            if changes.checkpoints:
-                observer.awaited(name, self._of_states(changes.checkpoints))
-            if changes.checkpoints or changes.left:
-                self.written.append((name, self._of_states(changes.checkpoints + changes.left), True))
-            if changes.passed:
-                self.written.append((name, self._of_states(changes.passed), False))
+        found = self.states.follow(output, observer)
+        lists = [*chain.from_iterable(found.values())]
+        parts = iter(uploaded_lists(lists, self._device) if lists else ())
+        for name, listed in found.items():
+            changes: StateChanges[Tensor] = StateChanges._make(islice(parts, len(listed)))
+            if listed.rested:
+                observer.received(name, changes.rested)
+            if listed.sources:
+                observer.copied(name, changes.sources, changes.destinations)
+            if listed.rewritten:
+                observer.before_load(name, changes.rewritten)
+                observer.awaited(name, changes.rewritten)
+            if listed.checkpoints:
+                observer.awaited(name, changes.checkpoints)
+            if listed.left:
+                self.written.append((name, changes.left, True))
+            if listed.passed:
+                self.written.append((name, changes.passed, False))
         if not self.states.shown:  # it counts until then: one before it that nobody saw is so noticed
             self.states.left_out += 1
-
-    def _of_states(self, blocks: Sequence[int]) -> Tensor:
-        return uploaded(torch.tensor(blocks, dtype=torch.int64), self._device)
 
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero

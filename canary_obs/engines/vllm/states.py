@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +20,8 @@ from canary_obs.engines.toolkit.chain_sums import ANCHOR
 from canary_obs.engines.toolkit.state_entries import StateEntries
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+
+_Slots = TypeVar("_Slots")  # a list of numbers, or a tensor of them
 
 _UNKNOWN = -1  # slot: no record is written, and none is looked for
 
@@ -119,16 +121,16 @@ class StateSteps:
         }
 
 
-class StateChanges(NamedTuple):
+class StateChanges(NamedTuple, Generic[_Slots]):
     """Slots of one group."""
 
-    sources: list[int]  # copied by the worker before its forward
-    destinations: list[int]
-    checkpoints: list[int]  # written by the forward, apart from the states that requests go on with
-    rested: list[int]  # without a record, of requests that the forward leaves alone
-    rewritten: list[int]  # by the forward, which is not shown with states: they have a record until then
-    left: list[int]  # by the forward, so that others may read them: they need a record, as checkpoints do
-    passed: list[int]  # copied to, and rewritten by the forward: they have no record after it
+    sources: _Slots  # copied by the worker before its forward
+    destinations: _Slots
+    checkpoints: _Slots  # of `left`: apart from the states that requests go on with
+    rested: _Slots  # without a record, of requests that the forward leaves alone
+    rewritten: _Slots  # by the forward, which is not shown with states: they have a record until then
+    left: _Slots  # by the forward, so that others may read them: they need a record
+    passed: _Slots  # copied to, and rewritten by the forward: they have no record after it
 
 
 class StateBlocks:
@@ -185,7 +187,7 @@ class StateBlocks:
         self.shown = False
         return True
 
-    def follow(self, output: Any, observer: Observer) -> dict[str, StateChanges]:
+    def follow(self, output: Any, observer: Observer) -> dict[str, StateChanges[list[int]]]:
         """By group name: what an output brings. A group without changes is left out."""
         scheduled = self._scheduled(output) if self.groups else {}
         if not scheduled:
@@ -196,7 +198,9 @@ class StateBlocks:
         self.shown = not self._until_shown or adoptions != self._adoptions
         self._adoptions = adoptions
         self._until_shown = (observer.state_interval if self.shown else self._until_shown) - 1
-        found = {group.view.name: StateChanges([], [], [], [], [], [], []) for group in self.groups}
+        found: dict[str, StateChanges[list[int]]] = {
+            group.view.name: StateChanges([], [], [], [], [], [], []) for group in self.groups
+        }
         for group in self.groups:
             open_states, changes = self._open[group.number], found[group.view.name]
             for request in open_states.keys() - scheduled.keys():
@@ -221,7 +225,7 @@ class StateBlocks:
         return min([self._until_shown, *(size - end % size - 1 for size in set(sizes) for end in ends)])
 
     def _follow_one(
-        self, group: VllmGroup, request: str, lengths: tuple[int, int, int], changes: StateChanges
+        self, group: VllmGroup, request: str, lengths: tuple[int, int, int], changes: StateChanges[list[int]]
     ) -> None:
         """`lengths`: tokens in the state before the forward and after it, and those that it computes."""
         (before, end, tokens), size = lengths, group.state_tokens
@@ -239,6 +243,7 @@ class StateBlocks:
                 changes.destinations.append(slot)
             if destination - 1 > source and blocks[destination - 1] != NULL_BLOCK:
                 changes.checkpoints.append(blocks[destination - 1])
+                changes.left.append(blocks[destination - 1])
         if self.shown:
             return
         open_states = self._open[group.number]

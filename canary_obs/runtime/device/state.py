@@ -159,8 +159,8 @@ class Group:
     def _rows_of(self, slots: Tensor) -> Tensor:
         # Selecting with a mask would wait for the device, which knows how many are left.
         slots = slots.to(self.memory.device, torch.int64, non_blocking=True)
-        count = self.view.num_slots
-        return torch.where((slots >= 0) & (slots < count), slots, count)
+        count = self.view.num_slots  # the row of all that are no slots: a remainder of -1, too
+        return slots.clamp(-1, count).remainder_(count + 1)
 
 
 class DeviceState:

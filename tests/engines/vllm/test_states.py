@@ -51,7 +51,7 @@ def follow(blocks: StateBlocks, given: Any, interval: int = 1, adoptions: int = 
 def moved(
     sources: Any = (), destinations: Any = (), checkpoints: Any = (), rested: Any = (), rewritten: Any = (),
     left: Any = (), passed: Any = (),
-) -> dict[str, StateChanges]:  # fmt: skip
+) -> dict[str, StateChanges[list[int]]]:  # fmt: skip
     given = sources, destinations, checkpoints, rested, rewritten, left, passed
     return {"state": StateChanges(*map(list, given))}
 
@@ -72,7 +72,7 @@ def test_a_state_from_the_prefix_cache_is_copied_to_the_requests_own_block() -> 
 
 def test_a_prefill_over_several_blocks_leaves_a_state_before_its_last_block() -> None:
     blocks = StateBlocks([group()])
-    assert follow(blocks, output({"a": 10}, new=[("a", 0, [0, 4, 7])])) == moved([], [], [4])
+    assert follow(blocks, output({"a": 10}, new=[("a", 0, [0, 4, 7])])) == moved([], [], [4], left=[4])
     assert follow(blocks, output({"b": 10}, new=[("b", 0, [0, 0, 7])])) == {}  # none was asked for
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from canary_kernels.layout import CHAIN_ANCHOR, COUNT_WRITTEN, MAX_POSITION, RecordState, signed
 from canary_kernels.write import write_identities
@@ -90,3 +91,16 @@ def test_slots_whose_bytes_another_group_has_are_emptied_as_all_become_unknown(b
     ]
     adopted, empty = RecordState.ADOPTED, RecordState.EMPTY
     assert found == [[adopted, empty, adopted, adopted, empty, adopted], [adopted] * 6]
+
+
+@given(slots=st.lists(st.integers(-70, 140) | st.just(-(1 << 63)) | st.just((1 << 63) - 1), max_size=8))
+def test_records_of_numbers_that_are_no_slots_are_neither_read_nor_written(slots):
+    (group,) = state_of(None).groups
+    group.memory[:64, 1] = torch.arange(64)
+    before, numbers = group.buffers.records.clone(), torch.tensor(slots, dtype=torch.int64)
+    chains = group.records_of(numbers)[:, 1].tolist()
+    assert chains == [slot if 0 <= slot < 64 else 0 for slot in slots]
+    group.copy(torch.full_like(numbers, -1), numbers)
+    kept = [slot for slot in range(64) if slot not in slots]
+    assert torch.equal(group.buffers.records[kept], before[kept])
+    assert not group.buffers.records[[slot for slot in slots if 0 <= slot < 64], 1].any()
