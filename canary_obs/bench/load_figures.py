@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from canary_obs.bench.result import Measure
@@ -13,6 +14,7 @@ NONE, LOG, CONTROL = "none", "log", "control"  # engines; the control has no can
 WANTED_PAIRS = 8
 LATENCY_GOAL = 1.01  # with / without
 _PERCENTILES = {"p50": 0.5, "p99": 0.99}
+_SLOWEST = 8  # steps that are shown
 HOST_GOALS_US = {"p50": 100.0, "p99": 150.0}  # of a steady step
 # By figure: its value in one answer, if the load has it.
 _VALUES: dict[str, Callable[[Answer], float | None]] = {
@@ -55,6 +57,8 @@ class LoadFigures:
                     if (found := median_ratio(self._pairs(load, name, CONTROL), self._seed))
                 }
             loads[load]["host_us"] = host_figures(answers.get(LOG, []))
+            if pinned := {name: each for name in answers if (each := pinned_figures(answers[name]))}:
+                loads[load]["pinned"] = pinned
         return {"loads": loads}
 
     def measures(self) -> dict[str, Measure]:
@@ -90,7 +94,10 @@ class LoadFigures:
 
 
 def host_figures(answers: Sequence[Answer]) -> dict[str, Any]:
-    """By hook, and in all: percentiles over all steps (or requests), and those of each round."""
+    """By hook, and in all: percentiles over all steps (or requests), and those of each round.
+
+    `slowest`: what each hook took in the steps that took longest in all.
+    """
     rounds = [answer["host_us"] for answer in answers if answer.get("host_us")]
     if not rounds:
         return {}
@@ -104,7 +111,20 @@ def host_figures(answers: Sequence[Answer]) -> dict[str, Any]:
             for name, share in _PERCENTILES.items()
         }
         figures[hook]["count"] = len(every)
+    steps = [
+        {hook: values[number] for hook, values in each.items()}
+        for each in rounds
+        for number in range(len(each["all"]))
+    ]
+    slowest = sorted(steps, key=itemgetter("all"), reverse=True)[:_SLOWEST]
+    figures["slowest"] = [{hook: us for hook, us in step.items() if us} for step in slowest]
     return figures
+
+
+def pinned_figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Of each round: how often pinned memory was allocated, and the microseconds; empty without a GPU."""
+    rounds = [answer["pinned"] for answer in answers if "pinned" in answer]
+    return {name: [each[name] for each in rounds] for name in ("allocations", "us")} if rounds else {}
 
 
 def host_measures(load: str, figures: dict[str, Any], goals: Mapping[str, float]) -> dict[str, Measure]:

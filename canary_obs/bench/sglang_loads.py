@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from canary_obs.bench.step_log import Answer, spent_us
+from canary_obs.bench.step_log import Answer, spent_us, with_pinned
 
 _FIRST_TOKEN = 3  # smaller ids are special tokens
 _SETTLING_STEPS = 3  # of a decode, before they are timed
@@ -66,7 +66,7 @@ class SglangEngine:
 
 def run_load(name: str, engine: SglangEngine, plan: SglangLoads, seed: int) -> Answer:
     """Run a load, which is the same for the same `seed`; raises KeyError for an unknown name."""
-    return LOADS[name](engine, plan, random.Random(seed))
+    return with_pinned(lambda: LOADS[name](engine, plan, random.Random(seed)))
 
 
 def _decode(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answer:

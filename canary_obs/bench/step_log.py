@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 Answer = dict[str, Any]  # of a load: JSON values
 Clocks = Callable[[], Mapping[str, float]]  # the canary's seconds so far, by hook; empty without a canary
 
@@ -50,3 +52,14 @@ def spent_us(sums: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     if spent:
         spent["all"] = [sum(step) for step in zip(*spent.values(), strict=True)]
     return {hook: [round(value, 1) for value in values] for hook, values in spent.items()}
+
+
+def with_pinned(run: Callable[[], Answer]) -> Answer:
+    """Its answer; on a GPU with `pinned`: `allocations` of pinned memory meanwhile, and their `us`."""
+    if not torch.cuda.is_available():
+        return run()
+    before = torch.cuda.host_memory_stats()
+    answer, now = run(), torch.cuda.host_memory_stats()
+    names = {"allocations": "num_host_alloc", "us": "host_alloc_time.total"}
+    answer["pinned"] = {name: now[key] - before[key] for name, key in names.items()}
+    return answer

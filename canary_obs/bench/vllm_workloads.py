@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from canary_obs.bench.step_log import Answer, Clocks, StepLog, spent_us
+from canary_obs.bench.step_log import Answer, Clocks, StepLog, spent_us, with_pinned
 from canary_obs.demo.in_process_vllm import InProcessVllm
 
 FIRST_TOKEN_PROMPT = 512  # tokens
@@ -75,9 +75,13 @@ def run_workload(name: str, engine: LoadedVllm, plan: LoadPlan, seed: int) -> An
     """Run a load, which is the same for the same `seed`: one of WORKLOADS, or `batch-N`.
 
     The answer has `seconds` and `tokens`, and of these what the load has: `itl_ms` (gaps between steps
-    that gave tokens), `ttft_ms` (of each request), `host_us` by hook, per step or as `host_per` says.
+    that gave tokens), `ttft_ms` (of each request), `host_us` by hook, per step or as `host_per` says;
+    on a GPU `pinned`, too: `allocations` of pinned memory, which may wait for the device, and their `us`.
     """
-    draw = random.Random(seed)
+    return with_pinned(lambda: _run_workload(name, engine, plan, random.Random(seed)))
+
+
+def _run_workload(name: str, engine: LoadedVllm, plan: LoadPlan, draw: random.Random) -> Answer:
     if name.startswith("batch-"):
         count = int(name.removeprefix("batch-"))
         engine.limit_running(count)

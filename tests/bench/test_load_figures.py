@@ -72,10 +72,27 @@ def test_host_time_is_judged_over_all_steps_of_all_rounds() -> None:
     assert (found["all"]["p50"], found["all"]["p99"], found["all"]["count"]) == (90.0, 120.0, 200)
     assert found["all"]["p50_of_rounds"] == [80.0, 120.0]
     assert (found["head"]["p50"], found["per"]) == (45.0, "step")
+    assert found["slowest"][:2] == [{"head": 200.0, "all": 400.0}, {"head": 60.0, "all": 120.0}]
+    assert len(found["slowest"]) == 8
     measures = runs.measures()
     median, tail = (measures[f"batch-8: host time {name}, us"] for name in ("p50", "p99"))
     assert (median.value, median.noise, median.goal, median.met) == (90.0, 20.0, 100.0, True)
     assert (tail.value, tail.goal, tail.met) == (120.0, 150.0, True)
+
+
+def test_allocations_of_pinned_memory_are_shown_by_round_and_engine() -> None:
+    runs = LoadFigures(1, {})
+    assert "pinned" not in figures_of(runs, answer(1.0))
+    runs = LoadFigures(1, {})
+    several = [answer(1.0, pinned={"allocations": count, "us": 10 * count}) for count in (3, 0)]
+    assert figures_of(runs, *several)["pinned"] == {LOG: {"allocations": [3, 0], "us": [30, 0]}}
+
+
+def figures_of(runs: LoadFigures, *answers: dict[str, Any]) -> dict[str, Any]:
+    for each in answers:
+        runs.add("decode", LOG, each)
+    found: dict[str, Any] = runs.figures()["loads"]["decode"]
+    return found
 
 
 def test_a_load_without_a_canary_has_no_host_time() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from canary_kernels import layout
+from canary_obs.runtime.device.uploads import prepare_uploads, uploaded
 from tests.gpu.rig import make_rig, waits_refused
 from tests.gpu.test_hits import QUIET, ask
 from tests.runtime.test_announcements import cached_slots
@@ -70,6 +71,19 @@ def test_a_load_is_hashed_after_its_copy_which_nothing_else_waits_for(flipped: i
     with waits_refused():
         rig.canary.load_ended("a", "full", told)
     assert _found(rig) == (flipped, 0, 2 * SIZE)
+
+
+def test_uploads_allocate_no_pinned_memory() -> None:
+    """To allocate some may wait for the device, and what torch has is in use while copies are under way."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    prepare_uploads(device)
+    torch.cuda.synchronize()
+    before = torch.cuda.host_memory_stats()["num_host_alloc"]
+    torch.cuda._sleep(200_000_000)  # cycles, some 100 ms
+    with waits_refused():
+        found = [uploaded(torch.arange(size, dtype=torch.int64), device) for size in range(1, 400)]
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == before
+    assert [part.tolist() for part in found] == [list(range(size)) for size in range(1, 400)]
 
 
 def _found(rig: Any) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from canary_obs.runtime.device.batches import BatchCache, FirstPositions
 from canary_obs.runtime.device.coverage import KVCoverage
 from canary_obs.runtime.device.layer_rotation import LayerRotation
 from canary_obs.runtime.device.owed_slots import OwedSlots
-from canary_obs.runtime.device.uploads import uploaded
+from canary_obs.runtime.device.uploads import prepare_uploads, uploaded
 from canary_obs.vocabulary import Part
 
 _ADOPTED = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
@@ -175,6 +175,8 @@ class DeviceState:
         allocation: KVAllocation | None = None,
         foreign_slots: Callable[[str], Tensor | None] = lambda _: None,
     ) -> None:  # fmt: skip
+        if device.type == "cuda":
+            prepare_uploads(device)
         count, rows = len(views), config.lane_rows
         self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
         counter_words = count * layout.COUNTER_WORDS

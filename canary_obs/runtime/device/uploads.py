@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from canary_obs.runtime.device.delayed_device_host import Event
+
+_BYTES = 4 << 20  # of a thread and device: several loads of 32768 tokens
+_ALIGNMENT = 16
+
+
+class Staging:
+    """Pinned memory that copies to a device are made from, allocated once.
+
+    Allocating it anew, which torch does when all that it has is in use, may wait for the device.
+    """
+
+    def __init__(
+        self, size: int, device: torch.device, event_factory: Callable[[], Event] | None = None
+    ) -> None:
+        """`size`: bytes, in all copies that the device has not come to."""
+        self._device, self._make_event = device, event_factory or partial(torch.Event, device)
+        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._under_way: deque[tuple[int, int, Event]] = deque()  # from, up to, and when it is there
+        self._spare: list[Event] = []
+        self._next = 0
+
+    def copy(self, tensor: Tensor) -> Tensor | None:
+        """A CPU's tensor on the device, in the order of the current stream; None = there is no room now."""
+        start = -(-self._next // _ALIGNMENT) * _ALIGNMENT
+        if start + tensor.nbytes > self._memory.shape[0]:
+            start = 0
+        stop = start + tensor.nbytes
+        while self._under_way and self._under_way[0][2].query():
+            self._spare.append(self._under_way.popleft()[2])
+        if stop > self._memory.shape[0] or any(
+            start < last and first < stop for first, last, _ in self._under_way
+        ):
+            return None
+        place = self._memory[start:stop].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        found = place.to(self._device, non_blocking=True, copy=True)
+        event = self._spare.pop() if self._spare else self._make_event()
+        event.record()
+        self._under_way.append((start, stop, event))
+        self._next = stop
+        return found
+
+
+_threads = threading.local()
+
+
+def prepare_uploads(device: torch.device) -> Staging:
+    """Allocate this thread's memory for copies to the device, unless it has some."""
+    made: dict[torch.device, Staging] = _threads.__dict__.setdefault("made", {})
+    if device not in made:
+        made[device] = Staging(_BYTES, device)
+    return made[device]
+
 
 def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a CPU's tensor. Out of pinned memory: from other memory, the host may wait for the stream."""
     if device.type == "cuda" and tensor.numel() and not tensor.is_cuda:
-        return tensor.pin_memory().to(device, non_blocking=True)
+        found = prepare_uploads(device).copy(tensor)
+        return tensor.pin_memory().to(device, non_blocking=True) if found is None else found
     return tensor.to(device, copy=True)
 
 
