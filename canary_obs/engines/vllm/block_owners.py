@@ -30,19 +30,17 @@ class BlockOwners:
     def give(self, assigned: Mapping[int, Iterable[int]], zeroed: Iterable[int]) -> dict[int, set[int]]:
         """Blocks whose records end, by group number: others get them, or their bytes are zeroed.
 
-        `assigned`: by the number of the group that gets them.
+        `assigned`: by the number of the group that gets them. Numbers that are no blocks have no records.
         """
-        owners, lost = self._owners, defaultdict[int, set[int]](set)
+        owners, size, lost = self._owners, len(self._owners), defaultdict[int, set[int]](set)
         for block in zeroed:
-            owner = owners[block]
-            if owner != _NOBODY and block != NULL_BLOCK:
+            if NULL_BLOCK < block < size and (owner := owners[block]) != _NOBODY:
                 for number in self._numbers if owner == _ANYBODY else (owner,):
                     lost[number].add(block)
         for number, blocks in assigned.items():
             others = [other for other in self._numbers if other != number]
             for block in blocks:
-                owner = owners[block]
-                if owner == number or block == NULL_BLOCK:
+                if not NULL_BLOCK < block < size or (owner := owners[block]) == number:
                     continue
                 owners[block] = number
                 if owner >= 0:

@@ -66,9 +66,10 @@ class FollowsRequests(EngineAdapter):
 
     def _used(self, number: int) -> NDArray[np.bool_]:
         """Blocks of running requests and of the prefix cache; of a group that is left out, of requests."""
-        found = np.zeros(self.vllm_groups[0].num_blocks, dtype=np.bool_)
+        found = np.zeros(size := self.vllm_groups[0].num_blocks, dtype=np.bool_)
         for _, blocks in self.request_blocks(number):
-            found[blocks] = True
+            listed = np.asarray(blocks, dtype=np.int64)
+            found[listed[(listed >= 0) & (listed < size)]] = True
         for name, group in self._by_name.items():
             if group.number == number:
                 found[self.cached_blocks.live_blocks(name)] = True

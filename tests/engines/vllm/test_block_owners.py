@@ -48,8 +48,11 @@ def test_zeroed_bytes_end_the_records_of_their_owner() -> None:
     assert owners(empty=False).give({}, [3]) == {0: {3}, 1: {3}, 2: {3}}
 
 
-def test_nobody_has_the_null_block() -> None:
-    assert owners(empty=False).give({0: {0}, 1: {0}}, [0]) == {}
+def test_nobody_has_the_null_block_or_what_is_none() -> None:
+    """The tables with such numbers are found by the kernels."""
+    own = owners(empty=False)
+    assert own.give({0: {0, 8, -1}, 1: {0, 900}}, [0, 8, -1]) == {}
+    assert own.give({}, [7]) == {0: {7}, 1: {7}, 2: {7}}
 
 
 def test_one_group_alone_has_every_block() -> None:
