@@ -14,7 +14,9 @@ from torch import Tensor
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.runtime.device.pinned_space import PinnedSpace
 
+_BYTES = 2 << 20  # of their numbers: 64 requests of 4096 tokens
 _MOST_COMING = 64  # copies of freed slots on their way to the host, before those that arrived are noted
 
 
@@ -24,6 +26,7 @@ class _Coming(NamedTuple):
     clock: int
     numbers: Tensor  # pinned
     arrived: torch.Event
+    kept: bool = False  # in memory that is given back
 
 
 def freed_slots(groups: Iterable[SglangGroup]) -> dict[str, FreedSlots]:
@@ -50,11 +53,14 @@ class FreedSlots:
         self._clock = 0  # counts calls that free
         self._freed = np.full(-(-num_slots // self._page_size), -1, dtype=np.int64)  # clock, by page
         self._coming = deque[_Coming]()
+        self._space: PinnedSpace | None = None  # where they come to
         self.total = 0  # slots taken back so far; one that waits in a group of frees may count twice
 
     def wrap(self, patches: MethodPatches, tree: Any) -> None:
         """Follow the allocator from now on; `patches` undoes that. `tree`: what evicts its slots."""
         self._note(slice(None))
+        if self._free_pages().is_cuda:
+            self._space = PinnedSpace(_BYTES, pinned=True)
         name = "_release_page_ids" if self._by_page else "free"
         # The UnifiedRadixCache of 0.5.16 evicts by a method that its component took when it was made.
         for holder in (tree, *getattr(tree, "_components_tuple", ())):
@@ -115,18 +121,23 @@ class FreedSlots:
             self._note(self._pages(numbers))
             return
         # A free must not wait for the device, so its slots are noted when they have come.
-        self._clock += 1
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        host.copy_(numbers, non_blocking=True)
-        arrived = torch.Event(numbers.device)
-        arrived.record()
-        self._coming.append(_Coming(self._clock, host, arrived))
+        self._send(numbers, torch.Event(numbers.device))
         if len(self._coming) > _MOST_COMING:
             self._note_arrived(wait=False)
 
+    def _send(self, numbers: Tensor, arrived: torch.Event) -> None:
+        self._clock += 1
+        place = None if self._space is None else self._space.take(numbers)
+        host = place
+        if host is None:
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        host.copy_(numbers, non_blocking=True)
+        arrived.record()
+        self._coming.append(_Coming(self._clock, host, arrived, kept=place is not None))
+
     def _note_arrived(self, *, wait: bool) -> None:
         while self._coming:
-            clock, numbers, arrived = self._coming[0]
+            clock, numbers, arrived, kept = self._coming[0]
             if wait:
                 arrived.synchronize()
             elif not arrived.query():
@@ -136,6 +147,8 @@ class FreedSlots:
                 self._freed[self._pages(numbers)] = clock
             except IndexError:  # the engine never had it
                 self._freed[:] = clock
+            if kept and self._space is not None:
+                self._space.give_back()
 
     def _pages(self, numbers: Tensor) -> Any:
         return numbers.numpy() if self._by_page else numbers.numpy() // self._page_size

@@ -13,45 +13,34 @@ import torch
 from torch import Tensor
 
 from canary_obs.runtime.device.delayed_device_host import Event
+from canary_obs.runtime.device.pinned_space import PinnedSpace
 
 _BYTES = 4 << 20  # of a thread and device: several loads of 32768 tokens
-_ALIGNMENT = 16
 
 
 class Staging:
-    """Pinned memory that copies to a device are made from, allocated once.
-
-    Allocating it anew, which torch does when all that it has is in use, may wait for the device.
-    """
+    """Copies to a device, out of pinned memory that is allocated once."""
 
     def __init__(
         self, size: int, device: torch.device, event_factory: Callable[[], Event] | None = None
     ) -> None:
         """`size`: bytes, in all copies that the device has not come to."""
         self._device, self._make_event = device, event_factory or partial(torch.Event, device)
-        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._under_way: deque[tuple[int, int, Event]] = deque()  # from, up to, and when it is there
+        self._space = PinnedSpace(size, pinned=device.type == "cuda")
+        self._under_way: deque[Event] = deque()  # of each piece of it: when the copy is there
         self._spare: list[Event] = []
-        self._next = 0
 
     def copy(self, tensor: Tensor) -> Tensor | None:
         """A CPU's tensor on the device, in the order of the current stream; None = there is no room now."""
-        start = -(-self._next // _ALIGNMENT) * _ALIGNMENT
-        if start + tensor.nbytes > self._memory.shape[0]:
-            start = 0
-        stop = start + tensor.nbytes
-        while self._under_way and self._under_way[0][2].query():
-            self._spare.append(self._under_way.popleft()[2])
-        if stop > self._memory.shape[0] or any(
-            start < last and first < stop for first, last, _ in self._under_way
-        ):
+        while self._under_way and self._under_way[0].query():
+            self._spare.append(self._under_way.popleft())
+            self._space.give_back()
+        if (place := self._space.take(tensor)) is None:
             return None
-        place = self._memory[start:stop].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        found = place.to(self._device, non_blocking=True, copy=True)
+        found = place.copy_(tensor).to(self._device, non_blocking=True, copy=True)
         event = self._spare.pop() if self._spare else self._make_event()
         event.record()
-        self._under_way.append((start, stop, event))
-        self._next = stop
+        self._under_way.append(event)
         return found
 
 

@@ -10,6 +10,8 @@ import torch
 
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.runtime.device.pinned_space import PinnedSpace
+from tests.runtime.device.test_upload_ring import ManualEvent
 
 
 class Tokens:
@@ -171,3 +173,25 @@ def test_an_engine_that_frees_what_it_never_had_is_not_stopped_by_the_canary() -
     allocator.free(torch.tensor([99]))
     assert allocator.free_pages[-1] == 99
     assert not freed.untouched_since(torch.arange(9), mark).any()
+
+
+def test_slots_that_come_from_a_device_are_noted_when_they_are_there() -> None:
+    """Whether there was room in the memory that is allocated at attach, or not."""
+    freed, slots = FreedSlots(Tokens(20), 21), torch.arange(21)
+    freed._space = PinnedSpace(32, pinned=False)
+    mark, gates = freed.mark(), [ManualEvent() for _ in range(4)]
+    for gate, numbers in zip(gates, ([3, 4], [7, 8, 9], [11], [12]), strict=True):
+        freed._send(torch.tensor(numbers), gate)  # type: ignore[arg-type]
+    assert [coming.kept for coming in freed._coming] == [True, False, True, False]
+    assert not freed.noted()
+    for gate, count in zip(gates, (2, 5, 6, 7), strict=True):
+        gate.passed = True
+        freed.noted()
+        assert int((torch.from_numpy(freed._freed) > mark).sum()) == count
+    assert freed.noted()
+    assert [slot for slot in slots.tolist() if freed._freed[slot] > mark] == [3, 4, 7, 8, 9, 11, 12]
+    for _ in range(3):  # all of it has been given back
+        freed._send(torch.tensor([1, 2, 3, 4]), gates[0])  # type: ignore[arg-type]
+        assert freed._coming[-1].kept
+        gates[0].passed = True
+        assert freed.noted()
