@@ -17,7 +17,7 @@ SPACE = mutants(
     ("        self._next = stop\n", "", _SPACE + "test_a_piece_has_the_shape_and_dtype_that_are_asked_for"),
     ("stop > size or ", "", _ROOM),
     ("            start = 0\n", "            return None\n", _ROOM),
-    ("self._taken.popleft()", "self._taken.pop()", _ANY_ORDER),
+    ("self._in_use.popleft()", "self._taken.pop()", _ANY_ORDER),
 )
 
 UPLOADS = mutants(

@@ -102,7 +102,7 @@ class VllmAdapter(FollowsRequests):
         self._patches, self.known_tokens = MethodPatches(), KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
-        self._steady = SteadyStep(self.states, loads, scales, len(numbers))
+        self._steady = SteadyStep(self.states, loads, scales)
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
         self._hooks: StepHooks | None = None
@@ -241,6 +241,7 @@ class VllmAdapter(FollowsRequests):
             self.requests.went_on(output)
         elif change is Change.GROWTH:
             self.requests.grow(output)
+            self._block_changes.grow(output, observer)
             self._show_changes(output, {}, observer)
         else:
             self.update_requests(output)

@@ -45,6 +45,11 @@ class BlockChanges:
         self._report_states(output, observer)
         self.hits.report(output, self.loads.loaded_from, observer)
 
+    def grow(self, output: Any, observer: Observer) -> None:
+        """An output gives blocks to requests that go on, and nothing else."""
+        if len(self._numbers) > 1:
+            self._report_changes(output, (), observer)
+
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it: what it brought is there."""
         self.loads.end_step(observer)

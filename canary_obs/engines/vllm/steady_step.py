@@ -19,7 +19,7 @@ class Change(Enum):
     """What a scheduler output brings, other than its numbers and its tokens."""
 
     NOTHING = 0
-    GROWTH = 1  # requests that go on were given blocks, and none has lost its bytes by that
+    GROWTH = 1  # requests that go on were given blocks, which other groups may have had
     OTHER = 2
 
 
@@ -30,11 +30,7 @@ class SteadyStep:
     knows. Scales, which may change without an output's saying so, are followed in every step.
     """
 
-    def __init__(
-        self, states: StateBlocks, loads: ConnectorLoads, scales: Sequence[KVSource], numbers: int = 1
-    ) -> None:
-        """`numbers`: vLLM's groups, whose blocks share the same bytes."""
-        self._alone = numbers == 1
+    def __init__(self, states: StateBlocks, loads: ConnectorLoads, scales: Sequence[KVSource]) -> None:
         self._loads, self._states = loads, states if states.groups else None
         self._followed = bool(scales)
         self._hits: Any = None  # the count in the last output that was followed
@@ -60,7 +56,7 @@ class SteadyStep:
         if not events and given.count(None) == len(given):
             goes_on = self._states is None or self._states.go_on(output)
             return Change.NOTHING if goes_on else Change.OTHER
-        grows = self._alone and self._states is None and _OF_BLOCKS.issuperset(map(type, events))
+        grows = self._states is None and _OF_BLOCKS.issuperset(map(type, events))
         return Change.GROWTH if grows else Change.OTHER
 
     def followed(self, output: Any) -> None:

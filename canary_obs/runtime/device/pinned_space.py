@@ -19,7 +19,7 @@ class PinnedSpace:
     def __init__(self, size: int, *, pinned: bool) -> None:
         """`size`: bytes, of all that is handed out at once."""
         self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._taken: deque[tuple[int, int]] = deque()  # from, up to; oldest first
+        self._in_use: deque[tuple[int, int]] = deque()  # from, up to; oldest first
         self._next = 0
 
     def take(self, like: Tensor) -> Tensor | None:
@@ -28,12 +28,12 @@ class PinnedSpace:
         if start + like.nbytes > size:
             start = 0
         stop = start + like.nbytes
-        if stop > size or any(start < last and first < stop for first, last in self._taken):
+        if stop > size or any(start < last and first < stop for first, last in self._in_use):
             return None
-        self._taken.append((start, stop))
+        self._in_use.append((start, stop))
         self._next = stop
         return self._memory[start:stop].view(like.dtype).view(like.shape)
 
     def give_back(self) -> None:
-        """The piece that was taken first."""
-        self._taken.popleft()
+        """The piece that was handed out first."""
+        self._in_use.popleft()

@@ -34,13 +34,11 @@ def output(**changed: Any) -> Any:
     return SimpleNamespace(**(plain | own), scheduled_cached_reqs=given)
 
 
-def steady(
-    *, scales: bool = False, loads: bool = False, states: bool = False, numbers: int = 1
-) -> SteadyStep:
+def steady(*, scales: bool = False, loads: bool = False, states: bool = False) -> SteadyStep:
     blocks: Any = SimpleNamespace(groups=["state"] if states else [], go_on=lambda _: False)
     sources: list[Any] = ["scale"] if scales else []
     given: Any = SimpleNamespace(open=loads)
-    made = SteadyStep(blocks, given, sources, numbers)
+    made = SteadyStep(blocks, given, sources)
     made.followed(output())
     return made
 
@@ -97,7 +95,7 @@ OF_BLOCKS = 5, Published(0, 1, 0, -1, 4), PublishedRun(0, (1, 2), 0, -1, 4), Par
 def test_an_output_that_gives_blocks_grows() -> None:
     assert steady().change(output(**GROWN), OF_BLOCKS) is Change.GROWTH
     assert steady().change(output(**GROWN), ()) is Change.GROWTH
-    assert steady(numbers=2).change(output(**GROWN), OF_BLOCKS) is Change.OTHER, "the others lose these bytes"
+    assert steady(states=True).change(output(**GROWN), OF_BLOCKS) is Change.OTHER, "states move to them"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,38 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
     assert steps[Change.OTHER] > 5
 
 
+def records_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, growth: bool) -> tuple[list[Any], int]:
+    """Slots whose records were ended in a pool that is full, and steps in which requests only grew."""
+    adapter, canary, ended, steps = rig.adapter, rig.canary, list[Any](), list[Change]()
+    asked, ends = adapter._steady.change, canary.invalidated
+
+    def change(*given: Any) -> Change:
+        steps.append(asked(*given))
+        return Change.OTHER if steps[-1] is Change.GROWTH and not growth else steps[-1]
+
+    def invalidated(name: str, slots: torch.Tensor) -> None:
+        ended.append((len(steps), name, slots.tolist()))
+        ends(name, slots)
+
+    monkeypatch.setattr(adapter._steady, "change", change)
+    monkeypatch.setattr(canary, "invalidated", invalidated)
+    rig.fresh()
+    for seed in range(3):
+        rig.generate(prompts(6, seed=seed, shared=100), 50)
+    assert rig.settle() == []
+    return ended, steps.count(Change.GROWTH)
+
+
+def test_growth_ends_the_records_of_other_groups(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows next to full attention: the blocks that one group gets, others have had."""
+    settings = {"num_gpu_blocks_override": 90, "max_num_seqs": 6}
+    grown, steps = records_ended(make_rig("gemma3", **settings), monkeypatch, growth=True)
+    followed_whole, _ = records_ended(make_rig("gemma3", **settings), monkeypatch, growth=False)
+    assert grown == followed_whole
+    assert steps > 5
+    assert len(grown) > 20
+
+
 def recorded(rig: Rig, request: str) -> list[Any]:
     """The records of a request's slots, in its order."""
     (group,) = rig.canary.state.groups
