@@ -50,6 +50,12 @@ class BlockChanges:
         if len(self._numbers) > 1:
             self._report_changes(output, (), observer)
 
+    def assign(self, output: Any, events: Iterable[BlockEvent] | None) -> None:
+        """Note who gets blocks in an output that failed to be followed, and nothing else."""
+        self.states.miss(output)
+        if len(self._numbers) > 1:
+            self.owners.give(self._assigned(output, events or ()), ())
+
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it: what it brought is there."""
         self.loads.end_step(observer)

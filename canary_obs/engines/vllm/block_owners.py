@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,22 +50,11 @@ class BlockOwners:
                         lost[other].add(block)
         return lost
 
-    def foreign(self, number: int, used: Callable[[int], NDArray[np.bool_]]) -> NDArray[np.int64]:
-        """Blocks that other groups have, when all records of this group were declared unknown.
+    def forget(self) -> None:
+        """An output was missed: any block may be anybody's."""
+        self._owners = array("h", [_ANYBODY]) * len(self._owners)
 
-        `used`: bool [num_blocks], by group number: blocks of running requests and of the prefix cache.
-        A request's may be ones that it has given back. Where they and the owner differ, a block was given
-        away unseen.
-        """
+    def foreign(self, number: int) -> NDArray[np.int64]:
+        """Blocks that this group has not; without those that may be anybody's."""
         owners = np.frombuffer(self._owners, dtype=np.int16)
-        own, elsewhere, theirs = used(number), np.zeros_like(owners, dtype=np.bool_), owners >= 0
-        in_doubt = owners == _NOBODY
-        for other in self._numbers:
-            if other != number:
-                blocks = used(other)
-                elsewhere |= blocks
-                in_doubt |= (owners == other) & own & ~blocks
-        theirs &= (owners != number) & ~in_doubt
-        lost = elsewhere & ~own & ((owners == number) | (owners < 0))
-        owners[in_doubt | lost] = _ANYBODY
-        return np.flatnonzero(theirs | lost)
+        return np.flatnonzero((owners != number) & (owners != _ANYBODY))

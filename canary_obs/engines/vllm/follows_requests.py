@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter
@@ -21,6 +19,7 @@ from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.pending_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.request_changes import RequestChanges
 from canary_obs.engines.vllm.states import StateBlocks
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
@@ -35,20 +34,29 @@ class FollowsRequests(EngineAdapter):
     states: StateBlocks
     inputs_persist: bool
     cached_blocks: CachedBlocks
-    vllm_groups: tuple[VllmGroup, ...]
     _by_name: dict[str, VllmGroup]
     _block_changes: BlockChanges
     _forwards: ForwardCount
     completes_views = True  # by `complete_view`
+    _followed = -1  # the scheduler's number of the last output; -1 = none so far
 
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
+        number = self._forwards.number
+        if number > self._followed + 1 > 0:
+            self._block_changes.owners.forget()
+        self._followed = number
         try:  # not by `guarded`: every step pays for each call
             self._follow(output, observer)
         except KVCacheViolation:
             raise
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            try:
+                self._block_changes.assign(output, output.__dict__.get(EVENTS_ATTRIBUTE))
+            except Exception:  # noqa: BLE001 - this output is the cause
+                self._block_changes.owners.forget()
             observer.fault("announce", error)
+        self._followed = self._forwards.number  # of one that came past the worker, known by now
 
     @abstractmethod
     def _follow(self, output: Any, observer: Observer) -> None:
@@ -64,30 +72,18 @@ class FollowsRequests(EngineAdapter):
         held = (blocks for _, blocks in self.request_blocks(self._by_name[group].number))
         return set(chain.from_iterable(held)) - {NULL_BLOCK}
 
-    def _used(self, number: int) -> NDArray[np.bool_]:
-        """Blocks of running requests and of the prefix cache; of a group that is left out, of requests."""
-        found = np.zeros(size := self.vllm_groups[0].num_blocks, dtype=np.bool_)
-        for _, blocks in self.request_blocks(number):
-            listed = np.asarray(blocks, dtype=np.int64)
-            found[listed[(listed >= 0) & (listed < size)]] = True
-        for name, group in self._by_name.items():
-            if group.number == number:
-                found[self.cached_blocks.live_blocks(name)] = True
-        found[NULL_BLOCK] = False
-        return found
-
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         if group not in self._by_name:
             return torch.zeros(1, dtype=torch.int64)  # the scales
-        found = self._by_name[group]
-        return slots_of(np.flatnonzero(self._used(found.number)), found.block_slots)
+        used = self._blocks_of_requests(group).union(self.cached_blocks.live_blocks(group).tolist())
+        return slots_of(sorted(used), self._by_name[group].block_slots)
 
     def foreign_slots(self, group: str) -> Tensor | None:
-        """By the outputs of the scheduler, which gives a block of the one pool to one group at a time."""
-        if (found := self._by_name.get(group)) is None:
+        """By the scheduler's outputs, if none was missed: it gives each block to one group at a time."""
+        if (found := self._by_name.get(group)) is None or self._followed != self._forwards.number:
             return None
-        return slots_of(self._block_changes.owners.foreign(found.number, self._used), found.block_slots)
+        return slots_of(self._block_changes.owners.foreign(found.number), found.block_slots)
 
     def show_requests(self) -> None:
         """What the steps so far have changed, and the one under way."""

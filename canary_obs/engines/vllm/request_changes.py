@@ -115,7 +115,8 @@ class RequestChanges:
         if (lists := self.lists) is not None:
             cached = output.scheduled_cached_reqs
             for place in places_with_blocks(cached):
-                for own, more in zip(lists[cached.req_ids[place]], cached.new_block_ids[place], strict=False):
+                known = lists.get(cached.req_ids[place], ())  # (): it began in an output that failed
+                for own, more in zip(known, cached.new_block_ids[place], strict=False):
                     own += more
 
     def went_on(self, output: Any, begun: Mapping[str, _Begun] = _NOBODY) -> None:

@@ -132,7 +132,7 @@ class V2Adapter(VllmAdapter):
         if cached.new_block_ids.count(None) == len(cached.new_block_ids):  # as in most decode steps
             return
         for place in places_with_blocks(cached):
-            known = self._blocks[cached.req_ids[place]]
+            known = self._blocks.get(cached.req_ids[place], ())  # (): it began in an output that failed
             for ids, more in zip(known, cached.new_block_ids[place], strict=False):
                 ids.extend(more)
 

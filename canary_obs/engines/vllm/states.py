@@ -160,6 +160,7 @@ class StateBlocks:
         self._unchanging = 0  # forwards that decode the same requests, and in which nothing is to be done
         self._running: list[str] = []  # these requests
         self._counted_from: int | None = None
+        self._scheduled_last: Any = None  # the output whose blocks were noted last
         # By group, as `slots`: of requests whose state has had no record since a forward that was not shown.
         self._open: dict[int, dict[str, int]] = {group.number: {} for group in groups}
 
@@ -186,6 +187,18 @@ class StateBlocks:
         self.left_out += 1
         self.shown = False
         return True
+
+    def miss(self, output: Any) -> None:
+        """An output failed to be followed: where its requests' states are is noted, and nothing announced."""
+        if not self.groups or self._scheduled_last is output:
+            return
+        for request, count in self._scheduled(output).items():
+            self._ends[request] = count + output.num_scheduled_tokens[request]
+        for open_states in self._open.values():
+            open_states.clear()
+        self._until_shown = self._unchanging = 0
+        self.shown = False
+        self.left_out += bool(output.total_num_scheduled_tokens)
 
     def follow(self, output: Any, observer: Observer) -> dict[str, StateChanges[list[int]]]:
         """By group name: what an output brings. A group without changes is left out."""
@@ -260,6 +273,7 @@ class StateBlocks:
 
     def _scheduled(self, output: Any) -> dict[str, int]:
         """Tokens computed before, by request of this output, whose blocks are known from here on."""
+        self._scheduled_last = output
         cached = output.scheduled_cached_reqs
         for request in {*output.finished_req_ids, *(output.preempted_req_ids or ()), *cached.resumed_req_ids}:
             self._blocks.pop(request, None)

@@ -92,6 +92,7 @@ class Follower(FollowsRequests):
     def __init__(self, requests: RequestChanges, *, inputs_persist: bool = True) -> None:
         self.requests, self.inputs_persist = requests, inputs_persist
         self.cached_blocks: Any = SimpleNamespace(due=False)
+        self._forwards: Any = SimpleNamespace(number=0)
         loads = SimpleNamespace(landing=(), failed=())
         self._block_changes: Any = SimpleNamespace(written=(), loads=loads)
 

@@ -244,6 +244,22 @@ def test_of_forwards_that_are_not_shown_the_first_takes_the_records_and_the_next
     assert blocks.follow(grown, observer) == moved([3, 4], [8, 9], passed=[8, 9])
 
 
+@pytest.mark.parametrize("already", [False, True])
+def test_after_an_output_that_failed_to_be_followed_states_are_where_it_put_them(already: bool) -> None:
+    blocks, observer = StateBlocks([group(10)]), observed()
+    running(blocks, observer)
+    failed = decoding("ab", [30, 30], [8, 9])
+    failed.total_num_scheduled_tokens = 2
+    if already:  # what failed comes after
+        blocks.follow(failed, observer)
+    blocks.miss(failed)
+    assert not blocks.shown
+    assert blocks.left_out == (not already)
+    assert blocks.follow(decoding("ab", [31, 31]), observer) == {}
+    assert blocks.slots[1] == {"a": 8, "b": 9}
+    assert blocks.shown is not already
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -207,3 +207,32 @@ def test_unknown_records_where_groups_overlay_the_same_bytes(
     rig.finish()
     rig.generate(prompts(12, seed=3), 8)
     assert (rig.settle() == []) is handled
+
+
+@pytest.mark.parametrize("model", ["gemma3", "falcon_h1"])
+@pytest.mark.parametrize("to", ["requests that go on", "a new one"])
+def test_blocks_given_in_an_output_that_failed_to_be_followed(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, model: str, to: str
+) -> None:
+    """The other groups' records of them are unknown by then, and get no baseline."""
+    rig = make_rig(model, **(STATES if model == "falcon_h1" else {"num_gpu_blocks_override": 120}))
+    rig.generate(prompts(12), 8)
+    rig.start({str(number): prompt for number, prompt in enumerate(prompts(6, seed=9))}, 40)
+    rig.step(6)
+    change, failed = rig.adapter._steady.change, list[int]()
+
+    def fails_once(output: Any, *given: Any) -> Any:
+        new = bool(output.scheduled_new_reqs)
+        if not failed and (new if to == "a new one" else any(output.scheduled_cached_reqs.new_block_ids)):
+            failed.append(1)
+            raise RuntimeError("planted")
+        return change(output, *given)
+
+    monkeypatch.setattr(rig.adapter._steady, "change", fails_once)
+    rig.start({"new": prompts(1, seed=5)[0]}, 200)
+    rig.finish()
+    rig.generate(prompts(12, seed=3), 8)
+    assert rig.settle() == []
+    assert failed
+    assert rig.canary.health.faults.total() == 1
+    assert rig.canary.verdict()[0] is State.BLIND
