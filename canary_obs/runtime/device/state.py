@@ -175,8 +175,6 @@ class DeviceState:
         allocation: KVAllocation | None = None,
         foreign_slots: Callable[[str], Tensor | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        if device.type == "cuda":
-            prepare_uploads(device)
         count, rows = len(views), config.lane_rows
         self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
         counter_words = count * layout.COUNTER_WORDS
@@ -187,6 +185,8 @@ class DeviceState:
         self.counters, self.side_counters = self.all_counters.chunk(2)
         self.counter_words = counter_words
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
+        if self.clock.is_cuda:
+            prepare_uploads(self.clock.device)  # which has a number, as later copies' devices have
         # On the CPU: the same memory, in a tenth of the time of a torch operation.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
         self._step = self._tick = self.now = 0  # now: value of the clock
