@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from canary_obs.bench import step_log
-from canary_obs.bench.step_log import StepLog, spent_us
+from canary_obs.bench.step_log import StepLog, spent_us, with_pinned
 
 
 @pytest.fixture
@@ -40,3 +40,18 @@ def test_each_step_is_what_its_sums_added(log: StepLog) -> None:
 
 def test_without_a_canary_there_is_no_host_time() -> None:
     assert spent_us([{}, {}, {}]) == {}
+
+
+def test_allocations_of_pinned_memory_are_those_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"num_host_alloc": 7, "host_alloc_time.total": 100, "active_bytes.current": 5}
+    monkeypatch.setattr(step_log.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(step_log.torch.cuda, "host_memory_stats", lambda: dict(stats))
+
+    def load() -> dict[str, float]:
+        stats["num_host_alloc"] += 2
+        stats["host_alloc_time.total"] += 30
+        return {"seconds": 1.0}
+
+    assert with_pinned(load) == {"seconds": 1.0, "pinned": {"allocations": 2, "us": 30}}
+    monkeypatch.setattr(step_log.torch.cuda, "is_available", lambda: False)
+    assert with_pinned(load) == {"seconds": 1.0}

@@ -68,6 +68,49 @@ OWNERS = mutants(
     ('        self._owners = array("h", [_ANYBODY]) * len(self._owners)\n', "        pass\n", _MISSED),
 )
 
+_FOLLOWER = "tests/engines/vllm/test_follows_requests.py::"
+_NEVER_CAME = _FOLLOWER + "test_after_an_output_that_never_came_any_block_may_be_anybodys"
+
+FAILED = mutants(
+    "canary_obs/engines/vllm/follows_requests.py",
+    ("if number > self._followed + 1 > 0:", "if False:", _NEVER_CAME),
+    (
+        "self._followed + 1 > 0",
+        "self._followed + 1",
+        _FOLLOWER + "test_where_every_output_came_all_blocks_have_their_groups",
+    ),
+    (
+        "                self._block_changes.assign(output, output.__dict__.get(EVENTS_ATTRIBUTE))\n",
+        "                pass\n",
+        _FOLLOWER + "test_who_gets_blocks_is_noted_before_records_become_unknown",
+    ),
+    (
+        "            except Exception:  # noqa: BLE001 - this output is the cause\n"
+        "                self._block_changes.owners.forget()\n",
+        "            except Exception:  # noqa: BLE001 - this output is the cause\n                pass\n",
+        _FOLLOWER + "test_after_an_output_that_could_not_be_noted_any_block_may_be_anybodys",
+    ),
+    (
+        "        self._followed = self._forwards.number  # of",
+        "        # of",
+        _FOLLOWER + "test_an_output_that_came_past_the_worker_was_followed",
+    ),
+    (
+        " or self._followed != self._forwards.number:",
+        ":",
+        _FOLLOWER + "test_nothing_is_said_while_an_output_is_on_its_way",
+    ),
+)
+
+ASSIGNED = mutants(
+    "canary_obs/engines/vllm/block_changes.py",
+    (
+        "        self.states.miss(output)\n",
+        "",
+        _CHANGES + "test_who_gets_blocks_is_noted_of_an_output_that_failed_too",
+    ),
+)
+
 _EMPTIED = "tests/runtime/device/test_state.py::" + (
     "test_slots_whose_bytes_another_group_has_are_emptied_as_all_become_unknown"
 )
@@ -306,5 +349,18 @@ PACKED = mutants(
 )
 
 SLOTS_OF_RANKS = RANKS + SHARDED + HELD
-ALL = GIVEN_UP + CHANGES + OWNERS + UNKNOWN + LEFT_OUT + SLOTS_OF_RANKS + ENTRIES + STEPS + WRITES + STATES
+ALL = (
+    FAILED
+    + ASSIGNED
+    + GIVEN_UP
+    + CHANGES
+    + OWNERS
+    + UNKNOWN
+    + LEFT_OUT
+    + SLOTS_OF_RANKS
+    + ENTRIES
+    + STEPS
+    + WRITES
+    + STATES
+)
 ALL += SCALES + INDEX_KEYS + PACKED

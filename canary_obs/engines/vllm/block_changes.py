@@ -53,8 +53,7 @@ class BlockChanges:
     def assign(self, output: Any, events: Iterable[BlockEvent] | None) -> None:
         """Note who gets blocks in an output that failed to be followed, and nothing else."""
         self.states.miss(output)
-        if len(self._numbers) > 1:
-            self.owners.give(self._assigned(output, events or ()), ())
+        self.owners.give(self._assigned(output, events or ()), ())
 
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it: what it brought is there."""
@@ -94,7 +93,7 @@ class BlockChanges:
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
-        assigned = self._assigned(output, events or ()) if len(self._numbers) > 1 else {}
+        assigned = self._assigned(output, events or ())
         if not (zeroed or copies or assigned):
             return
         # Groups share the same bytes: a block assigned to one group has lost its content in the others.
@@ -109,7 +108,12 @@ class BlockChanges:
                 observer.copied(name, source, destination)
 
     def _assigned(self, output: Any, events: Iterable[BlockEvent]) -> dict[int, set[int]]:
-        """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number."""
+        """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number.
+
+        Nothing where there is one group alone, which shares no bytes.
+        """
+        if len(self._numbers) == 1:
+            return {}
         cached = output.scheduled_cached_reqs
         assigned = [request.block_ids for request in output.scheduled_new_reqs]
         assigned += [blocks for blocks in cached.new_block_ids if blocks is not None]

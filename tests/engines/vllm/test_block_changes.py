@@ -183,3 +183,14 @@ def test_what_a_copy_of_a_block_is_written_over_is_compared_before() -> None:
     assert [call for call in seen.seen if call[0] != "hit"] == [
         ("before_load", "full", [10, 11]), ("copied", "full", [6, 7], [10, 11])
     ]  # fmt: skip
+
+
+def test_who_gets_blocks_is_noted_of_an_output_that_failed_too() -> None:
+    given = BlockChanges([states()], torch.device("cpu"), range(2), empty=True)
+    failed = output(new=[([3, 4], [0, 5, 7])])
+    failed.num_scheduled_tokens, failed.total_num_scheduled_tokens = {"new0": 8}, 8
+    given.assign(failed, [Loaded(0, (9,), 0, 0, SIZE, "waiting")])
+    assert [given.owners.foreign(number).tolist() for number in range(2)] == [
+        [block for block in range(16) if block not in own] for own in ((3, 4, 9), (5, 7))
+    ]
+    assert given.states.left_out == 1
